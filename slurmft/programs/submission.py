@@ -1,5 +1,6 @@
 """From the command line of `slurmft run` to what the nodes need to know."""
 
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -13,7 +14,7 @@ from typing import Any
 
 from slurmft.core import fingerprint, interpreter, permissions, plugins
 from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
-from slurmft.core.errors import UsageError
+from slurmft.core.errors import UsageError, nearest
 from slurmft.core.files import write_text
 from slurmft.core.filesystem import absolute
 from slurmft.core.launchers import starts_ranks
@@ -255,6 +256,19 @@ def _python(env: str | None, in_container: bool) -> str:
     return interpreter.PYTHON
 
 
+def _near(script: str) -> str:
+    """Returns which script is there that was probably meant."""
+    folder, name = os.path.split(script)
+    names = []
+    # The folder may not be there either.
+    with contextlib.suppress(OSError):
+        names = [each for each in os.listdir(folder or ".") if each.endswith(".py")]
+    near = nearest(name, names)
+    if near is None:
+        return "give its path"
+    return f"did you mean {os.path.join(folder, near)}?"
+
+
 def _absolute_script(words: list[str]) -> list[str]:
     """Returns a Python's arguments, with the whole path of the script."""
     script, *arguments = words
@@ -262,7 +276,7 @@ def _absolute_script(words: list[str]) -> list[str]:
         return words
     if not os.path.isfile(script):
         here = os.getcwd()
-        raise UsageError(f"no such program: {script!r} in {here!r}", "give its path")
+        raise UsageError(f"no such program: {script!r} in {here!r}", _near(script))
     return [os.path.abspath(script), *arguments]
 
 

@@ -524,6 +524,28 @@ def test_sbatch(path: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize(
+    ("words", "look"),
+    [
+        ("Invalid generic resource (gres) specification", "sinfo -o '%P %D %G'"),
+        ("Memory specification can not be satisfied", "sinfo -o '%P %D %m'"),
+        ("Invalid account or account/partition combination specified", ""),
+    ],
+)
+def test_sbatch_refuses_what_no_node_has(path: Path, words: str, look: str) -> None:
+    """The lines of sbatch are told apart; the hint has the command that shows what nodes have."""
+    lines = f"sbatch: error: {words}\nsbatch: error: Batch job submission failed: x"
+    program(path, "sbatch", f'echo "{lines}" >&2; exit 1')
+    program(path, "sinfo", 'echo "batch|up|1:00:00|1|2"')
+    with pytest.raises(SlurmftError) as caught:
+        commands.sbatch([], "job.sh")
+    text = f"(exit 1): {words}; Batch job submission failed: x"
+    assert caught.value.message.endswith(text)
+    assert str(caught.value.hint).startswith("partitions here: batch")
+    assert str(caught.value.hint).endswith(look or "up)")
+
+
+@pytest.mark.processes
 def test_sbatch_refuses(path: Path) -> None:
     words = "Batch job submission failed: Invalid partition name specified"
     program(path, "sbatch", f'echo "sbatch: error: {words}" >&2; exit 1')

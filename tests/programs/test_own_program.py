@@ -598,6 +598,21 @@ def test_bad_input(here: Path, words: tuple[str, ...], fact: str) -> None:
     assert not (here / "runs").exists()
 
 
+@pytest.mark.parametrize("script", ["trian.py", "code/trian.py", "gone/train.py"])
+def test_script_that_is_not_there(here: Path, script: str) -> None:
+    """The nearest one in its folder is named, where there is one."""
+    write(here, "train.py", "")
+    (here / "code").mkdir()
+    write(here, "code/train.py", "")
+    done = run("--", script, follow=False)
+    assert_two_lines(done, f"no such program: {script!r}")
+    meant = script.replace("trian", "train")
+    hint = f"hint: did you mean {meant}?"
+    if "gone" in script:
+        hint = "hint: give its path"
+    assert hint in done.err
+
+
 def test_argument_that_is_not_utf_8(here: Path) -> None:
     done = run("--", "true", "a\udcffb", follow=False, imported=False)
     assert_two_lines(done, "not UTF-8")

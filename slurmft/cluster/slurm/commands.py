@@ -898,10 +898,26 @@ def _minutes(limit: str) -> float:
 
 def refusal(stderr: str, exit_code: int) -> SlurmftError:
     """Returns the error for a job that sbatch refused: its output, and the cluster's partitions."""
-    text = " ".join(error_text(stderr.splitlines())) or "it gave no reason"
+    # sbatch says the same in two lines: what is wrong, and what it could not do.
+    text = "; ".join(filter(None, error_text(stderr.splitlines())))
+    hint = offers()
+    for words, (what, field) in _LOOK_UP.items():
+        if words in text:
+            hint += f"; {what} of their nodes: sinfo -o '%P %D {field}'"
+            break
     return SlurmftError(
-        f"sbatch refused the job (exit {exit_code}): {text}", offers(), Exit.SUBMIT
+        f"sbatch refused the job (exit {exit_code}): {text or 'it gave no reason'}",
+        hint,
+        Exit.SUBMIT,
     )
+
+
+_LOOK_UP = {
+    "generic resource": ("GPUs", "%G"),
+    "Memory specification": ("MiB of memory", "%m"),
+    "node configuration": ("CPUs, MiB of memory, GPUs and features", "%c %m %G %f"),
+}
+"""Words of sbatch -> what it was that no node has, and the field of sinfo that shows it."""
 
 
 def offers(otherwise: str = " Without it: --cluster local") -> str:
