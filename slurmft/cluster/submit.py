@@ -53,6 +53,7 @@ def check(config: RunConfig, run: RunDir | None = None) -> str:
     container.check(job, cluster)
     hooks.check(job, cluster)
     if cluster == "slurm":
+        commands.check_cluster()
         slurm_launcher.check_expedited(job)
     # An image, or modules that --setup loads, may have what this machine lacks.
     if job.container is None and not job.setup:

@@ -959,31 +959,31 @@ def _check_runs_dir(path: str) -> None:
         )
 
 
-_RESERVED = (
+_LEAVE_OUT = "leave it out"
+_RESERVED = {
     # A node has one task, which starts its ranks.
-    "ntasks",
-    "ntasks-per-node",
+    "ntasks": _LEAVE_OUT,
+    "ntasks-per-node": _LEAVE_OUT,
     # Logs are looked for in the run directory; a requeued job goes on with its own.
-    "output",
-    "error",
-    "open-mode",
-    # Studies make arrays, whose tasks have ids of another form.
-    "array",
-    # These have flags: --requeue and --stop-lead-s.
-    "requeue",
-    "no-requeue",
-    "signal",
+    "output": "slurmft logs RUN shows them all",
+    "error": "slurmft logs RUN shows them all",
+    "open-mode": _LEAVE_OUT,
+    # Tasks of an array have ids of another form.
+    "array": "slurmft study run makes arrays",
+    "requeue": "give --requeue",
+    "no-requeue": "give --no-requeue",
+    "signal": "give --stop-lead-s",
     # The id of the job is read from what sbatch prints when it has queued it.
-    "parsable",
-    "quiet",
-    "wait",
+    "parsable": _LEAVE_OUT,
+    "quiet": _LEAVE_OUT,
+    "wait": "give --follow",
     # There would be no job, or one with another script.
-    "test-only",
-    "wrap",
-    # squeue, scontrol and scancel are asked about the cluster of this machine.
-    "clusters",
-)
-"""sbatch options on which slurmft's own working depends."""
+    "test-only": "give --dry-run",
+    "wrap": _LEAVE_OUT,
+    # squeue, scontrol and scancel have to ask the same one.
+    "clusters": "export SLURM_CLUSTERS=NAME: all of Slurm's commands then speak to that cluster",
+}
+"""sbatch options on which slurmft's own working depends -> what to do in their place."""
 
 EXPEDITED = "requeue=expedite"
 """The value of --sbatch by which Slurm starts a job again before all others, on its nodes."""
@@ -1006,7 +1006,8 @@ def _check_sbatch_pair(job: JobConfig, pair: str) -> None:
     reserved = [name for name in _RESERVED if name.startswith(key)]
     if reserved:
         raise UsageError(
-            f"--sbatch {pair!r}: slurmft sets {reserved[0]} itself", "leave it out"
+            f"--sbatch {pair!r}: slurmft sets {reserved[0]} itself, or relies on it",
+            _RESERVED[reserved[0]],
         )
     for name, each in own_options(JobConfig).items():
         is_given = getattr(job, name) not in (None, False)

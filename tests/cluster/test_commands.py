@@ -16,7 +16,7 @@ import pytest
 
 from slurmft.cluster.job_state import NO_ACCOUNTING, NO_ANSWER, Report
 from slurmft.cluster.slurm import commands
-from slurmft.core.errors import Exit, SlurmftError
+from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.runs.rundir import RunDir
 
 NO_SUCH_JOB = "slurm_load_jobs error: Invalid job id specified"
@@ -844,7 +844,34 @@ def test_name_of_the_cluster(
     assert len(made.calls) == 1
     monkeypatch.setenv("SLURM_CLUSTER_NAME", "Delta")
     assert commands.cluster_name() == "delta"
+    monkeypatch.setenv("SLURM_CLUSTERS", "Epsilon")
+    assert commands.cluster_name() == "epsilon"
     commands._name_by_controller.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({}, ""),
+        ({"SLURM_CLUSTERS": "a"}, ""),
+        ({"SLURM_CLUSTERS": "a", "SBATCH_CLUSTERS": "a"}, ""),
+        ({"SLURM_CLUSTERS": "a,b"}, "names several clusters"),
+        ({"SLURM_CLUSTERS": "all"}, "names several clusters"),
+        ({"SBATCH_CLUSTERS": "b"}, "nothing would find the job"),
+    ],
+)
+def test_one_cluster_for_all_of_slurms_commands(
+    variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SLURM_CLUSTERS", "SBATCH_CLUSTERS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if not message:
+        commands.check_cluster()
+        return
+    with pytest.raises(UsageError, match=message):
+        commands.check_cluster()
 
 
 def test_words_that_are_left_with_a_job(slurm: Callable[..., Slurm]) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from slurmft.cluster.job_state import NO_ACCOUNTING, NO_ANSWER, Report
 from slurmft.core import descent, trusted
 from slurmft.core.config import time_limit_min
-from slurmft.core.errors import Exit, SlurmftError
+from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.text import counted, some
 from slurmft.runs.job_ids import array_of, is_job_id, tasks_of
 
@@ -151,13 +151,31 @@ def parse_settings(text: str) -> dict[str, str]:
 def cluster_name() -> str:
     """Returns the name of the cluster that Slurm's commands here belong to; "": unknown.
 
-    It is in a job's environment; elsewhere the controller is asked, once in a process.
+    SLURM_CLUSTERS names it for all of them. It is in a job's environment, too; elsewhere the
+    controller is asked, once in a process.
     """
-    name = os.environ.get("SLURM_CLUSTER_NAME", "")
+    name = os.environ.get(CLUSTERS) or os.environ.get("SLURM_CLUSTER_NAME", "")
     if not name and available():
         with contextlib.suppress(SlurmftError):
             name = _name_by_controller()
     return name.lower()  # as Slurm itself has it, however slurm.conf spells it
+
+
+def check_cluster() -> None:
+    """Raises UsageError where a variable would send the job to another cluster than the one that
+    squeue and scancel speak to."""
+    cluster = os.environ.get(CLUSTERS, "")
+    if "," in cluster or cluster == "all":
+        raise UsageError(
+            f"{CLUSTERS}={cluster} names several clusters, of which sbatch would choose one",
+            f"export {CLUSTERS} with the name of one",
+        )
+    of_sbatch = os.environ.get("SBATCH_CLUSTERS", cluster)
+    if of_sbatch != cluster:
+        raise UsageError(
+            f"SBATCH_CLUSTERS={of_sbatch} is heeded by sbatch alone: nothing would find the job",
+            f"unset SBATCH_CLUSTERS; export {CLUSTERS}={of_sbatch}",
+        )
 
 
 @functools.cache
@@ -754,6 +772,8 @@ def requeue(
     return warnings
 
 
+CLUSTERS = "SLURM_CLUSTERS"
+"""Variable with the cluster that Slurm's commands speak to, where it is not that of their host."""
 AGAIN = 79
 """Exit code of `first_node end` where the next attempt is to begin in the same allocation; none of
 slurmft's own exit codes is that."""

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -441,9 +442,11 @@ class Cluster(system.LoginHost):
         finally:
             network.open_ports(self._host(host))
 
-    def restart_slurmctld(self) -> None:
-        """Stops slurmctld in order, starts it again and waits until it answers; jobs run on."""
+    def restart_slurmctld(self, away_s: float = 0) -> None:
+        """Stops slurmctld in order, starts it again after some seconds and waits until it answers;
+        jobs run on."""
         system.kill_until_gone(lambda: system.marked("slurmctld"), sig=signal.SIGTERM)
+        time.sleep(away_s)
         self._start_slurm("slurmctld", network.SLURMCTLD_PORT)
         ping = ["scontrol", "ping"]
         system.wait_until(

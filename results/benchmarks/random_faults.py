@@ -1,0 +1,233 @@
+"""What is left of a run that suffers a random fault every minute, on a real Slurm of four nodes?
+
+    python results/benchmarks/random_faults.py [--minutes 60] [--every-s 60] [--seed 0] [-- FLAGS]
+
+Takes the minutes, and about half of them for the undisturbed run before, as root; it starts the
+test cluster itself. Losses, metrics and weights must be those of the undisturbed run, bit by bit.
+FLAGS are those of `slurmft submit` in place of `--nodes 3 --spare-nodes 1`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness import parser, save
+
+from slurmft.core.errors import Exit
+from tests.conftest import Following, records, slurmft
+from tests.slurm.commands import assert_nodes_are_clean
+from tests.support.cluster import Cluster
+from tests.support.faults import processes, steps_lost
+from tests.support.models import write_emotion, write_model
+from tests.support.small_disk import SmallDisk, fill
+from tests.train.test_resume import assert_same, rank_pids
+
+FLAGS = ["--nodes", "3", "--spare-nodes", "1"]
+RUN = (
+    *("--precision", "fp32", "--learning-rate", "1e-4", "--batch-size", "4"),
+    *("--eval-batch-size", "64", "--cpus-per-task", "1", "--log-every", "10"),
+    *("--checkpoint-every-steps", "200", "--hang-timeout-s", "30", "--time", "60"),
+)
+TRIAL_EPOCHS = 20
+"""Of the run that says how many epochs take the minutes."""
+SHARE = 0.5
+"""Of the minutes that the same steps take without faults."""
+AWAY_S = 20
+"""How long a network, a disk, a controller or a daemon is away."""
+
+Harm = Callable[[Cluster, Following, random.Random], None]
+
+
+def kill_rank(cluster: Cluster, job: Following, draw: random.Random) -> None:
+    os.kill(draw.choice(rank_pids(job.run)), signal.SIGKILL)
+
+
+def stop_rank(cluster: Cluster, job: Following, draw: random.Random) -> None:
+    os.kill(draw.choice(rank_pids(job.run)), signal.SIGSTOP)
+
+
+def kill_torchrun(cluster: Cluster, job: Following, draw: random.Random) -> None:
+    _kill_module(cluster, draw, "slurmft.node.torchrun")
+
+
+def kill_task(cluster: Cluster, job: Following, draw: random.Random) -> None:
+    _kill_module(cluster, draw, "slurmft.node.task")
+
+
+def _kill_module(cluster: Cluster, draw: random.Random, module: str) -> None:
+    pids = []
+    for host in cluster.hosts:
+        pids += processes(cluster, host, module)
+    os.kill(draw.choice(pids), signal.SIGKILL)
+
+
+def cut_network(cluster: Cluster, job: Following, draw: random.Random) -> None:
+    host = draw.choice(cluster.hosts)
+    cluster.link(host, up=False)
+    time.sleep(AWAY_S)
+    cluster.link(host, up=True)
+
+
+def cut_power(cluster: Cluster, job: Following, draw: random.Random) -> None:
+    host = draw.choice(cluster.hosts)
+    cluster.kill_host(host)
+    time.sleep(AWAY_S)
+    cluster.start_slurmd(host)
+
+
+def kill_slurmd(cluster: Cluster, job: Following, draw: random.Random) -> None:
+    host = draw.choice(cluster.hosts)
+    cluster.kill_slurmd(host)
+    time.sleep(AWAY_S)
+    cluster.start_slurmd(host)
+
+
+def fill_disk(cluster: Cluster, job: Following, draw: random.Random) -> None:
+    ballast = fill(job.run.path.parent)
+    time.sleep(AWAY_S)
+    ballast.unlink()
+
+
+def restart_controller(cluster: Cluster, job: Following, draw: random.Random) -> None:
+    cluster.restart_slurmctld(away_s=AWAY_S)
+
+
+def preempt(cluster: Cluster, job: Following, draw: random.Random) -> None:
+    command = ["sbatch", "--partition=urgent", f"--nodes={len(cluster.hosts)}"]
+    command += ["--exclusive", "--time=1", "--output=/dev/null", "--wrap", "sleep 5"]
+    cluster.run(command)
+
+
+HARMS: dict[str, Harm] = {
+    "SIGKILL of a rank": kill_rank,
+    "SIGSTOP of a rank": stop_rank,
+    "SIGKILL of a torchrun": kill_torchrun,
+    "SIGKILL of a node's task": kill_task,
+    f"network of a node cut for {AWAY_S} s": cut_network,
+    f"power of a node cut for {AWAY_S} s": cut_power,
+    f"slurmd away for {AWAY_S} s": kill_slurmd,
+    f"disk full for {AWAY_S} s": fill_disk,
+    f"slurmctld away for {AWAY_S} s": restart_controller,
+    "preemption": preempt,
+}
+
+
+def last_step(job: Following) -> int:
+    return max((r["step"] for r in records(job.run, "step")), default=0)
+
+
+class Trial:
+    """The undisturbed run and the disturbed one, on one cluster."""
+
+    def __init__(self, cluster: Cluster, folder: Path, flags: list[str]) -> None:
+        self.cluster = cluster
+        self.folder = folder
+        model = write_model(folder / "model")
+        data = write_emotion(folder / "data", train=400, validation=67)
+        source = ("--task", "emotion", "--data", str(data), "--model", str(model))
+        self.flags = (*RUN, *source, *flags)
+
+    def start(self, runs: Path, epochs: int) -> Following:
+        flags = ("--epochs", str(epochs), "--runs-dir", str(runs))
+        return Following(*self.flags, *flags, env=self.cluster.env)
+
+    def undisturbed(self, epochs: int) -> tuple[Following, float]:
+        """Returns a run, and the seconds from its first step to its end."""
+        job = self.start(self.folder / f"undisturbed-{epochs}", epochs)
+        code, text = job.end(7200)
+        assert code == Exit.OK, text
+        (first, *_), result = records(job.run, "step"), job.run.result
+        return job, result.stat().st_mtime - float(first["time"])
+
+    def disturbed(
+        self, runs: Path, epochs: int, every_s: float, seed: int
+    ) -> tuple[Following, list[dict[str, Any]]]:
+        """Returns a run, and the faults that it has suffered."""
+        draw = random.Random(seed)
+        faults: list[dict[str, Any]] = []
+        job = self.start(runs, epochs)
+        job.at_step(1)
+        began = next_at = time.monotonic()
+        while True:
+            next_at += every_s
+            while time.monotonic() < next_at and job.process.poll() is None:
+                time.sleep(1)
+            if job.process.poll() is not None:
+                return job, faults
+            name = draw.choice(list(HARMS))
+            step = last_step(job)
+            is_done = self.harm(name, job, draw)
+            faults.append({"fault": name, "step": step, "is_done": is_done})
+            minutes = (time.monotonic() - began) / 60
+            nobody = "" if is_done else "  nobody there"
+            print(f"{minutes:6.1f} min  step {step:6}  {name}{nobody}", flush=True)
+
+    def harm(self, name: str, job: Following, draw: random.Random) -> bool:
+        """Does a fault; False: the run has no process that could suffer it, as between two
+        attempts."""
+        try:
+            HARMS[name](self.cluster, job, draw)
+        except (IndexError, ProcessLookupError):
+            return False
+        return True
+
+
+def main(minutes: float, every_s: float, seed: int, flags: list[str]) -> None:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        Cluster(nodes=4) as cluster,
+        SmallDisk(Path(name, "disk"), 48) as disk,
+    ):
+        os.environ.pop("SLURMFT_SITE", None)
+        trial = Trial(cluster, Path(name), flags)
+        _, trial_s = trial.undisturbed(TRIAL_EPOCHS)
+        epochs = round(TRIAL_EPOCHS * SHARE * minutes * 60 / trial_s)
+        expected, undisturbed_s = trial.undisturbed(epochs)
+        print(
+            f"undisturbed: {last_step(expected)} steps, {undisturbed_s:.0f} s",
+            flush=True,
+        )
+        began = time.monotonic()
+        job, faults = trial.disturbed(disk, epochs, every_s, seed)
+        code, text = job.end()
+        assert code == Exit.OK, text
+        disturbed_s = time.monotonic() - began
+        assert_nodes_are_clean(cluster)
+        assert_same(job.run, expected.run)
+        status = slurmft("status", str(job.run.path), "--json", env=cluster.env)
+        facts = json.loads(status.out)
+        values = {
+            "flags": flags,
+            "seed": seed,
+            "every_s": every_s,
+            "steps": last_step(expected),
+            "undisturbed_s": round(undisturbed_s),
+            "disturbed_s": round(disturbed_s),
+            "records_lost": steps_lost(job.run),
+            "attempts": job.run.attempt_number(),
+            "time_use": facts["time_use"],
+            "counts": Counter(each["fault"] for each in faults if each["is_done"]),
+            "faults": faults,
+            "equal_to_undisturbed": True,
+        }
+        print(json.dumps(values | {"faults": len(faults)}, indent=1))
+        save("random_faults", values)
+
+
+if __name__ == "__main__":
+    arguments = parser(__doc__)
+    arguments.add_argument("--minutes", type=float, default=60)
+    arguments.add_argument("--every-s", type=float, default=60)
+    arguments.add_argument("--seed", type=int, default=0)
+    arguments.add_argument("flags", nargs="*", default=FLAGS, metavar="FLAGS")
+    chosen = arguments.parse_args()
+    main(chosen.minutes, chosen.every_s, chosen.seed, chosen.flags)
