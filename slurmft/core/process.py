@@ -40,6 +40,7 @@ def start(
     command: Sequence[str],
     death: int = signal.SIGKILL,
     unblocked: Iterable[int] = (),
+    ignored: Iterable[int] = (),
     **kwargs: Any,
 ) -> subprocess.Popen[bytes]:
     """Starts a child that gets a signal when this process ends, even if that ends by SIGKILL.
@@ -48,6 +49,7 @@ def start(
         command: the program and its arguments.
         death: the signal.
         unblocked: signals that this process may block, and that reach the child.
+        ignored: signals that the child does not die of; it gets them once it has a handler.
         kwargs: arguments of `subprocess.Popen`.
     """
     parent = os.getpid()
@@ -57,6 +59,8 @@ def start(
         # If the parent has ended before the request, the kernel sends nothing any more.
         if os.getppid() != parent:
             os._exit(1)
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, unblocked)
 
     return subprocess.Popen(command, preexec_fn=before_exec, **kwargs)

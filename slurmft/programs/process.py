@@ -196,6 +196,9 @@ class OwnProcess:
                 umask=self._umask,
                 # This process blocks the stop signals, and children inherit that.
                 unblocked=signals.STOP,
+                # Where Slurm does not track processes by cgroups, a time limit sends SIGUSR2 to all
+                # of a step: the program would be dead before its stop signal comes.
+                ignored={signals.RELAYED} - {signal_of(self._program.stop_signal)},
             )
         except OSError as error:
             raise UsageError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,6 +61,46 @@ def test_death_without_a_stop_is_a_failure(
     monkeypatch.setattr(process, "ask_for_no_restart", lambda: None)
     assert own_process._ended(code) == 128 + signal.SIGTERM
     assert own_process._run.root_failure(1) is not None
+
+
+_SAVES = """\
+import signal, sys, time
+
+def save(number, frame):
+    print("saves at", signal.Signals(number).name, flush=True)
+    sys.exit(75)
+
+signal.signal(signal.{}, save)
+print("begins", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("stop_signal", ["TERM", "USR2"])
+def test_relayed_signal_of_slurm_does_not_end_the_program(
+    tmp_path: Path, stop_signal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A time limit may send SIGUSR2 to all processes of a step: the program saves all the same when
+    its own stop signal comes."""
+    monkeypatch.setenv(ATTEMPT, "1")
+    script = tmp_path / "save.py"
+    script.write_text(_SAVES.format(f"SIG{stop_signal}"))
+    program = OwnProgram(
+        argv=(sys.executable, str(script)),
+        file=sys.executable,
+        folder=str(tmp_path),
+        stop_signal=stop_signal,
+    )
+    own = OwnProcess(write_run(tmp_path / "run"), program, 0, JobConfig())
+    child = own._start_process(list(program.argv), dict(os.environ))
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"begins\n"
+    child.send_signal(signal.SIGUSR2)
+    if stop_signal == "TERM":
+        child.send_signal(signal.SIGTERM)
+    assert child.stdout.readline() == f"saves at SIG{stop_signal}\n".encode()
+    assert child.wait(60) == Exit.STOPPED
 
 
 def test_other_ends_do_not_wait(
