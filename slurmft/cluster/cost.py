@@ -29,6 +29,8 @@ _MOST_CLAIMS = 1000
 """Jobs of one run that accounting is asked about."""
 _MUCH_TIME = 4
 """Advice is given where the limit is more than so many times the longest attempt."""
+_MANY_STOPS = 3
+"""From here on it is no accident that a job is stopped."""
 
 
 def costs_of(runs: Sequence[MeasuredRun]) -> list[Cost]:
@@ -232,6 +234,15 @@ def advice(cost: Cost, run: MeasuredRun) -> str:
         limit = run.value("time")
         advice.append(
             f"asked for --time {limit}, ran {used}: a shorter one may start sooner"
+        )
+    # Preemptions come at any time: then no attempt has lasted about as long as it may.
+    stops = sum(each.state == "stopping" for each in run.state.history)
+    is_at_limit = limit_s / 2 <= longest_s <= limit_s
+    if stops >= _MANY_STOPS and is_at_limit and limit_s < 3600:
+        limit = run.value("time")
+        advice.append(
+            f"stopped {stops} times, at the limit of --time {limit}: of a longer one less goes "
+            "into starts and saves"
         )
     return "; ".join(advice)
 

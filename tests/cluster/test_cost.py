@@ -154,6 +154,28 @@ def test_advice(
     assert cost.advice(cast(Cost, COST | more), run) == words
 
 
+@pytest.mark.parametrize(
+    ("limit", "stops", "longest_s", "is_told"),
+    [
+        ("10", 3, 480, True),
+        ("10", 2, 480, False),
+        ("10", 3, 60, False),
+        ("120", 3, 6000, False),
+    ],
+)
+def test_a_limit_that_is_too_short(
+    tmp_path: Path, limit: str, stops: int, longest_s: float, is_told: bool
+) -> None:
+    history = [("running", 0.0), ("stopping", 1.0), ("requeued", 2.0)] * stops
+    run = made(tmp_path, history, time=limit)
+    words = cost.advice(cast(Cost, COST | {"longest_s": longest_s}), run)
+    text = ""
+    if is_told:
+        text = f"stopped {stops} times, at the limit of --time {limit}: of a longer one"
+    assert words.startswith(text)
+    assert bool(words) == is_told
+
+
 @pytest.mark.parametrize("limit", ["abc", "9" * 5000, 7.5, [], "0", None])
 def test_a_limit_that_is_none_has_no_advice(tmp_path: Path, limit: Any) -> None:
     """A colleague's run must not end the report of all."""
