@@ -4,8 +4,10 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from slurmft import locks
 from slurmft.core.errors import UsageError
 from slurmft.core.hub import NotOnHubError
+from slurmft.core.site import job_default
 from slurmft.train.config import TrainConfig
 from slurmft.train.login.rows import Chunk
 from slurmft.train.login.sources import fetch_command
@@ -25,6 +27,8 @@ def cached_split(
         UsageError: the data set is not in the cache, has no such split, or lacks a column.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
+    # Before datasets is imported: jobs use the cache, too.
+    locks.arm(job_default("file_locks"))
     from huggingface_hub import constants
 
     # It has read the variable where its caches were looked for, and would ask the hub.

@@ -22,6 +22,7 @@ import pytest
 import torch
 from sklearn.metrics import f1_score, mean_squared_error
 
+from slurmft import locks
 from slurmft.core import process
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.permissions import current_umask
@@ -611,6 +612,40 @@ def test_a_script_that_ends_the_process_is_told(
     monkeypatch.setattr(process, "run", lambda *args, **options: ended)
     report = trial({"metrics": ["ends"]}, offline=True)
     assert report["message"] == "--metric ends cannot be tried: its process ended"
+
+
+@pytest.mark.processes
+def test_login_node_and_jobs_lock_the_caches_alike(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two kinds of locks neither sees the other: fetch and trial had none of the site's."""
+    site = tmp_path / "site.toml"
+    site.write_text('file_locks = "soft"\n')
+    monkeypatch.setenv("SLURMFT_SITE", str(site))
+    file = write_script(tmp_path, "bare") / "bare.py"
+    body = file.read_text().replace(
+        "return 0.5", "from slurmft import locks; raise ValueError(locks.installed())"
+    )
+    file.write_text(body)
+    request = {
+        "metrics": [str(file)],
+        "deciding": "",
+        "task": "sst2",
+        "kind": "classes",
+    }
+    report = trial(request | {"classes": ["a", "b"], "computes": True}, offline=True)
+    assert report["message"].endswith("failed: ValueError('soft')")
+    environments: list[dict[str, str]] = []
+
+    def run(command: Any, env: dict[str, str], **options: Any) -> SimpleNamespace:
+        environments.append(env)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr("slurmft.train.commands.fetch.subprocess.run", run)
+    fetch.load(TrainConfig.resolve(task="emotion"), offline=False)
+    (environment,) = environments
+    assert environment[locks.VARIABLE] == "soft"
+    assert "shim" in environment["PYTHONPATH"]
 
 
 @pytest.mark.processes

@@ -13,7 +13,6 @@ The caches are where $HF_HOME says; jobs must see the same folder. Local folders
 
 import argparse
 import dataclasses
-import os
 import signal
 import subprocess
 from collections.abc import Iterable
@@ -35,6 +34,7 @@ from slurmft.core.options import build, options
 from slurmft.train import metric_spec, own_task, recipes
 from slurmft.train.config import TrainConfig
 from slurmft.train.login import inputs
+from slurmft.train.login.caches import environment_of_caches
 from slurmft.train.login.metrics import trial
 from slurmft.train.login.sources import check_installed, localize
 
@@ -115,7 +115,7 @@ def load(train: TrainConfig, offline: bool) -> int:
     """
     settings = to_json(dataclasses.asdict(train))
     command = interpreter.module("slurmft.train.prefetch", settings)
-    environment = dict(os.environ)
+    environment = environment_of_caches()
     if offline:
         # The libraries read it when they are imported: hence another process than the first.
         environment["HF_HUB_OFFLINE"] = "1"

@@ -6,7 +6,6 @@ any.
 
 import functools
 import json
-import os
 import subprocess
 import warnings
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from slurmft.core.hub import is_hub_offline, is_local
 from slurmft.train import metric_spec
 from slurmft.train.config import TrainConfig
 from slurmft.train.login import inputs
+from slurmft.train.login.caches import environment_of_caches
 from slurmft.train.metric_spec import MetricSpec
 from slurmft.train.own_task import facts
 
@@ -126,7 +126,7 @@ def trial(request: dict[str, Any], offline: bool) -> dict[str, Any]:
     Returns:
         `message` and `hint` of what is wrong; or `lines`, what each metric takes.
     """
-    environment = dict(os.environ)
+    environment = environment_of_caches()
     if offline:
         environment["HF_HUB_OFFLINE"] = "1"
     command = interpreter.module("slurmft.train.metric_trial", json.dumps(request))
