@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slurmft.core.text import ScreenColumn, in_bytes, on_screen
+from slurmft.core.text import ScreenColumn, in_bytes, on_screen, shown_with_end
 
 _HOURS = {"node_hours": "node", "gpu_hours": "GPU", "cpu_hours": "CPU"}
 _HOUR_RANKS = (0, 1, 3)
@@ -73,7 +73,7 @@ def table(names: Sequence[str], costs: Sequence[Mapping[str, Any]]) -> list[str]
         memories.append(peak or "-")
     memories.append("")  # peaks of several runs have no sum
     run_names = [*names, "in all"]
-    columns = [ScreenColumn("run", run_names, 0, 20)]
+    columns = [ScreenColumn("run", run_names, 0, 26, shown_with_end)]
     ranked_hours = zip(_HOUR_RANKS, _HOURS.items(), strict=True)
     for rank, (key, name) in ranked_hours:
         cells = [hours(cost[key]) for cost in costs]

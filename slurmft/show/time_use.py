@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slurmft.core.text import ScreenColumn, duration, on_screen
+from slurmft.core.text import ScreenColumn, duration, on_screen, shown_with_end
 
 LABELS = {
     "steps_s": "ETTR",
@@ -80,13 +80,18 @@ def table(
     all_shares = [shares(use) for use in uses]
     times = [duration(sum(use[key] for key in LABELS)) for use in uses]
     columns = [
-        ScreenColumn(name, names, 0, 20),
+        # Of a run's name, the end tells it from others.
+        ScreenColumn(name, names, 0, 26, shown_with_end),
         ScreenColumn("time", times),
     ]
     for rank, (key, label) in enumerate(LABELS.items()):
         cells = []
-        for percents in all_shares:
-            cells.append(_cell(key, percents))
+        for use, percents in zip(uses, all_shares, strict=True):
+            cell = _cell(key, percents)
+            # A prediction has no ETTR; an attempt does not say whether its run is one.
+            if key == "steps_s" and not use[key] and use.get("ettr", 0.0) is None:
+                cell = "unknown"
+            cells.append(cell)
         columns.append(ScreenColumn(label, cells, rank))
     return on_screen(columns)
 

@@ -51,3 +51,15 @@ def test_words_and_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert time_use.words(queue) == "ETTR 0.0 % of 50 s; queue 100.0 %"
     _, line = time_use.table("run", ["a"], [queue])
     assert line.split() == ["a", "50", "s", "0.0", "%", "100.0", "%"]
+
+
+def test_a_prediction_in_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no share of steps, whatever else its time went into."""
+    monkeypatch.setenv("COLUMNS", "60")
+    use = in_all([use_of(queue=50)])
+    use["ettr"] = None
+    names = [f"predict-text-classification-20261127-14{n}000" for n in range(3)]
+    _, *lines = time_use.table("run", names, [use] * 3)
+    assert [line.split()[3] for line in lines] == ["unknown"] * 3
+    # The time of a name tells it from others on a narrow terminal, too.
+    assert len({line.split()[0] for line in lines}) == 3

@@ -310,6 +310,20 @@ def test_requests_that_cannot_be_right(
     assert "\n" not in f"{caught.value.message}{caught.value.hint}"
 
 
+def test_names_of_series_have_no_settings_that_are_not_set(tmp_path: Path) -> None:
+    """What the error says can be typed behind --series."""
+    for model in ("one", "other"):
+        for nodes in (1, 2):
+            write_run(tmp_path / f"{model}{nodes}", nodes=nodes, model=model)
+    write_run(tmp_path / "a", nodes=1)
+    with pytest.raises(UsageError, match="3 kinds of runs") as caught:
+        plan.main([str(tmp_path)])
+    assert "None" not in str(caught.value.hint)
+    _, _, names = str(caught.value.hint).partition(": ")
+    assert "'synthetic model=one'" in names
+    assert plan.main([str(tmp_path), "--series", "synthetic model=one"]) == 0
+
+
 def test_sources_that_say_too_little(tmp_path: Path) -> None:
     write_run(tmp_path / "one" / "a", nodes=2)
     write_run(tmp_path / "same" / "a", nodes=2)

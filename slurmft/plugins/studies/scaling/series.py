@@ -94,8 +94,12 @@ def _by_settings(
     names = _fields_of_names(settings)
     groups: dict[str, list[tuple[MeasuredRun, Row]]] = {}
     for run_with_row, values in zip(measured, settings, strict=True):
-        texts = [str(values[field]) for field in names]
-        members = groups.setdefault(" ".join(texts), [])
+        texts = []
+        for field in names:
+            # With the field: a value alone may be one of another field in another series.
+            if values[field] is not None and field != "task":
+                texts.append(f"{field}={values[field]}")
+        members = groups.setdefault(" ".join([str(values["task"]), *texts]), [])
         members.append(run_with_row)
     return groups
 
