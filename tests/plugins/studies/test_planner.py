@@ -312,9 +312,9 @@ def test_requests_that_cannot_be_right(
 
 def test_names_of_series_have_no_settings_that_are_not_set(tmp_path: Path) -> None:
     """What the error says can be typed behind --series."""
-    for model in ("one", "other"):
+    for base in ("one", "other"):
         for nodes in (1, 2):
-            write_run(tmp_path / f"{model}{nodes}", nodes=nodes, model=model)
+            write_run(tmp_path / f"{base}{nodes}", nodes=nodes, model=base)
     write_run(tmp_path / "a", nodes=1)
     with pytest.raises(UsageError, match="3 kinds of runs") as caught:
         plan.main([str(tmp_path)])
