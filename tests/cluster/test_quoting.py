@@ -139,12 +139,10 @@ def test_job_script(shell: Shell, runs_dir: str, name: str) -> None:
     options = job_array.array_options(config, 2, 1, [], Path(path))
     others = [RunDir(shell.folder.parent / str(number)) for number in range(2)]
     script = job_array.script_text(options, dict.fromkeys([*others, run], ""))
-    # what it would read
-    script = script.replace("text=$(cat", "tail").replace(
-        " && echo .) || exit", "; exit"
-    )
+    # the folder that it would open
+    script = script.replace('exec 4<"$folder" || exit', 'tail "$folder"; exit')
     (called,) = shell.run(script, SLURM_ARRAY_TASK_ID="2")
-    assert called == ["tail", f"{path}/submitit/job.sh"]
+    assert called == ["tail", f"{path}/submitit"]
 
 
 @quick
