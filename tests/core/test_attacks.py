@@ -332,6 +332,60 @@ def folder_of_code(ada: User, eve: User) -> None:
 
 
 @attack(
+    ANYBODY,
+    "has a folder of a name that the wildcards in the name of your run mean, before you `pull` it",
+    "yours is fetched",
+)
+def wildcards_in_the_name_of_a_run(ada: User, eve: User) -> None:
+    needs_rsync()
+    lab = laptop_of(ada, ada.home / "lab")
+    for name, other in (("lr[1]", "lr1"), ("run-?\\[*", "run-x[y")):
+        mine = run_of(ada, name)
+        theirs = run_of(eve, other).path.rename(mine.path.with_name(other))
+        eve.write(theirs / "result.json", "{}")
+        where = ("--runs-dir", str(mine.path.parent), "--into", "with-wildcards")
+        words = ("pull", str(mine.path), "--on", "lab", *where)
+        done = ada.slurmft(*words, SLURMFT_CLUSTERS=lab)
+        assert done.code == 0, done.err
+        here = ada.home / "with-wildcards" / mine.path.name
+        assert (here / "config.json").is_file()
+        assert not (here / "result.json").exists()
+
+
+_MKDIR = """#!/bin/bash
+# mkdir, while others put a folder of theirs in the place of the one to which --on has sent code
+/bin/mkdir "$@"
+[ $# != 3 ] || { mv "$2" "$2-aside" && mv "$HOME/their-code" "$2"; }
+"""
+
+
+@attack(
+    GROUP,
+    "puts a folder of theirs in the place of the one into which `--on` has sent your code, before "
+    "a command starts there",
+    "refused; nothing of it runs",
+)
+def swapped_folder_of_code(ada: User, eve: User) -> None:
+    needs_rsync()
+    shared = ada.write(ada.home / "lab-of-all" / "x", "").parent
+    os.chown(shared, ada.uid, 21100)
+    shared.chmod(0o2775)
+    theirs = eve.write(ada.home / "their-code" / "train.py", "print('attacked')\n")
+    theirs.parent.chmod(0o777)
+    ada.write(ada.home / "fake" / "mkdir", _MKDIR, 0o755)
+    ada.write(ada.home / ".bash_profile", f"PATH={ada.home}/fake:$PATH\n")
+    ada.write(ada.home / "sent" / "train.py", "print('mine')\n")
+    lab = laptop_of(ada, shared)
+    flags = "--cluster local --follow -- train.py"
+    typed = f"cd sent && {sys.executable} -P -m slurmft --on lab run {flags}"
+    done = ada.run("bash", "-c", typed, SLURMFT_CLUSTERS=lab)
+    (ada.home / ".bash_profile").unlink()
+    assert done.code == 2
+    assert "error: the folder belongs to another user by now" in done.err
+    assert "attacked" not in done.out + done.err
+
+
+@attack(
     GROUP,
     "puts a run directory of theirs in the place of yours before the job starts",
     "the job ends with a line; nothing of it runs",

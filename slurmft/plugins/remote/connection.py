@@ -2,6 +2,7 @@
 and configuration."""
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -40,6 +41,10 @@ _ONCE = "nothing is submitted twice"
 
 _REFUSED = "error: "
 _OTHER_FOLDER = "name another folder in clusters.toml, or have that one removed"
+
+_OTHERS_BY_NOW = "echo 'error: the folder belongs to another user by now' >&2"
+IS_ENTERED_OWN = f"{{ [ -O . ] || {{ {_OTHERS_BY_NOW}; false; }}; }}"
+"""A shell command that fails where the present folder is another user's."""
 
 
 def own_folders(*folders: str) -> str:
@@ -181,7 +186,7 @@ class Connection:
             SlurmftError: the connection was cut, or there is no such folder.
         """
         into.mkdir(parents=True, exist_ok=True)
-        source = f"{self.cluster.host}:{_from_home(path)}"
+        source = f"{self.cluster.host}:{_without_wildcards(_from_home(path))}"
         # Not -a, of which -rts is what is left: without --perms no special bits come, either.
         command = ["-rts", *options]
         names_with_zeros = ""
@@ -263,3 +268,12 @@ class Connection:
 def _from_home(folder: str) -> str:
     """Returns a folder as rsync takes it: relative paths are from the home folder."""
     return folder.removeprefix("~/")
+
+
+def _without_wildcards(path: str) -> str:
+    """Returns a path of a source as rsync takes it: it would send another folder, which somebody
+    has made there, in the place of one with wildcards in its name."""
+    if not any(character in path for character in "*?["):
+        return path
+    escaped = path.replace("\\", r"\\")
+    return re.sub(r"[*?[]", r"[\g<0>]", escaped)

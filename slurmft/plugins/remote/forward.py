@@ -30,7 +30,12 @@ from slurmft.core.files import parse_json, read_json, write_json
 from slurmft.core.site import OPTIONS_OF_ON
 from slurmft.core.text import screen_width, shown
 from slurmft.plugins.remote.clusters import Cluster, clusters_file, named, word
-from slurmft.plugins.remote.connection import Connection, own_folders, was_cut
+from slurmft.plugins.remote.connection import (
+    IS_ENTERED_OWN,
+    Connection,
+    own_folders,
+    was_cut,
+)
 from slurmft.programs import snapshot
 from slurmft.runs.request import ON, REQUEST
 
@@ -467,7 +472,9 @@ class Forwarded:
         folder = word(self.folder)
         # Who shares the folder of runs may have made it.
         shared = f"mkdir -p {folder} {word(runs_dir)}"
-        lines = [f"{own_folders(*folders)} && {shared} && cd {folder} || exit 2"]
+        # Again: where others can rename, theirs may have the name by then.
+        enter = f"CDPATH= cd {folder} && {IS_ENTERED_OWN}"
+        lines = [f"{own_folders(*folders)} && {shared} && {enter} || exit 2"]
         for name, text in variables.items():
             value = shlex.quote(text)
             lines.append(f"export {name}={value}")
