@@ -75,12 +75,11 @@ def serve() -> None:
     rank = distributed.get_rank()
     request = _request_file(folder, rank)
     answer = answer_file(folder, rank)
-    # Those of the rank's process before a restart.
-    for path in (request, answer):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
     try:
-        os.mkfifo(request, 0o600)
+        # Both may be there, of the process that this rank had before a restart.
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(request, 0o600)
+        _write(answer, None)
     except OSError:  # no room, or the task of the node has ended: nobody will ask
         return
     _answer_files.append(answer)
@@ -142,8 +141,8 @@ def _calls(lost_peer: bool) -> dict[str, Any] | None:
     for name in _DUMPS:
         dump = getattr(functions, name, None)
         if dump is not None:
-            # All calls, and not only those that have not ended.
-            ring = json.loads(dump(True, False))["entries"]
+            # All calls, and not only those that have not ended. An empty ring has no entries.
+            ring = json.loads(dump(True, False)).get("entries", [])
             has_recorder = size > 0
             is_full = is_full or len(ring) >= size
             entries += ring
@@ -260,9 +259,7 @@ def ask(folder: str, rank: int) -> bool:
     try:
         descriptor = os.open(request, os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
-        # Its process is gone, and may have written what it saw; or it has no process group.
+        # Its process is gone, or has no process group.
         return False
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(answer_file(folder, rank))
     os.close(descriptor)
     return True

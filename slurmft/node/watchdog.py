@@ -144,9 +144,13 @@ class Watchdog:
         """Asks the ranks for their collectives, and waits for these and for the stacks."""
         asked = []
         for rank in self.ranks():
+            answer = Path(flight_recorder.answer_file(str(self.folder), rank))
+            # An earlier one.
+            with contextlib.suppress(FileNotFoundError):
+                removal.remove(answer, removal.exactly(answer.name))
             is_stopped = process_state(self._pid(rank)) in _STOPPED
             if flight_recorder.ask(str(self.folder), rank) and not is_stopped:
-                asked.append(Path(flight_recorder.answer_file(str(self.folder), rank)))
+                asked.append(answer)
         time.sleep(_DUMP_S)
         deadline = time.monotonic() + _ANSWERS_S
         # A process that does not give up the GIL never answers.

@@ -25,6 +25,7 @@ from slurmft.core.run_files import ATTEMPT, Failure
 from slurmft.node import supervisor
 from slurmft.runs import attempts
 from slurmft.runs.rundir import RunDir
+from tests.runs.test_hung_collective import call, of_rank, waiting
 from tests.support import PATIENCE_S, until
 from tests.support.small_disk import fill
 
@@ -325,6 +326,15 @@ def test_stop_on_a_full_disk_is_requeued(
     assert run.get_state().state == "running"  # as it was: no half a file
     err = capsys.readouterr().err
     assert "requeued: stopped; the newest checkpoint is step-00000005" in err
+
+
+def test_an_end_names_the_collective_that_hung(make: Make, slurm: Slurm) -> None:
+    run = make()
+    run.add(Failure("node n1", "rank 0 hangs", secondary=True, hang_s=61, attempt=1))
+    for each in (waiting(0), waiting(1), waiting(2), of_rank(3, call(1203))):
+        write_json(run.rank_calls(each.rank), each)
+    end(run, Exit.FAILED)
+    assert "rank 3 on n2 has not come to all-reduce 1,204" in run.get_state().reason
 
 
 @pytest.mark.parametrize(("code", "state"), [(0, "finished"), (3, "failed")])

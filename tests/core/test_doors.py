@@ -48,6 +48,7 @@ DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "job/checkpoints.py",
             "job/process.py",
             "locks/shim/sitecustomize.py",
+            "node/flight_recorder.py",
             "node/heartbeat.py",
             "plugins/examine/agent.py",
             "plugins/stage_env/unpack.py",

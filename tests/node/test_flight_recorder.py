@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from slurmft import locks
 from slurmft.core.decode import read
@@ -70,6 +71,7 @@ def are_ready(folder: Path) -> bool:
 
 def waits(folder: Path, rank: int) -> bool:
     """Asks a rank whether it waits in a collective."""
+    Path(flight_recorder.answer_file(str(folder), rank)).unlink(missing_ok=True)
     assert flight_recorder.ask(str(folder), rank)
     return any(call.waits for call in answer(folder, rank).calls)
 
@@ -106,6 +108,25 @@ def test_ranks_that_lose_a_peer_leave_their_calls(tmp_path: Path) -> None:
         assert calls.lost_peer
         assert calls.calls[-1].number == 2
         until(lambda: not flight_recorder.ask(str(tmp_path), 2))
+
+
+def test_a_recorder_without_calls_hides_no_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As NCCL's, where a build of torch for GPUs trains on gloo."""
+    functions = "torch._C._distributed_c10d"
+    monkeypatch.setattr(
+        f"{functions}._dump_nccl_trace_json", lambda *_: b"{}", raising=False
+    )
+    place = f"file://{tmp_path}/store"
+    dist.init_process_group("gloo", init_method=place, rank=0, world_size=1)
+    try:
+        dist.barrier()
+        calls = flight_recorder.recorded()
+    finally:
+        dist.destroy_process_group()
+    assert calls is not None
+    assert [call["operation"] for call in calls["calls"]] == ["barrier"]
 
 
 def test_a_process_that_is_no_rank_is_not_asked(tmp_path: Path) -> None:
