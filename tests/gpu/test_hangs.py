@@ -18,7 +18,7 @@ CYCLES = 2_000_000_000
 
 def test_steps_count_when_the_device_has_done_them() -> None:
     steps = DeviceSteps()
-    torch.cuda._sleep(CYCLES)
+    torch.cuda._sleep(CYCLES)  # type: ignore[no-untyped-call]
     assert steps.last_done(1) is None
     torch.cuda.synchronize()
     assert steps.last_done(2) in (1, 2)
