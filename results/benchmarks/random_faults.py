@@ -159,9 +159,10 @@ class Trial:
         began = next_at = time.monotonic()
         while True:
             next_at += every_s
-            while time.monotonic() < next_at and job.process.poll() is None:
+            # Not by the follower: nobody reads what it prints before the end.
+            while time.monotonic() < next_at and not job.run.get_state().has_ended:
                 time.sleep(1)
-            if job.process.poll() is not None:
+            if job.run.get_state().has_ended:
                 return job, faults
             name = draw.choice(list(HARMS))
             step = last_step(job)
