@@ -424,6 +424,24 @@ def test_labels_of_words_without_a_token_are_named(
 
 
 def test_words_that_are_cut_are_not_without_a_token() -> None:
-    words = [None, 0, 0, 2, None]
-    assert without_token(words, 5, is_whole=True) == [1, 3, 4]
-    assert without_token(words, 5, is_whole=False) == [1]
+    words = [None, 1, 1, 3, None]
+    assert without_token(words, 6) == [0, 2, 4, 5]
+    assert without_token(words, 6, "right") == [0, 2]
+    assert without_token(words, 6, "left") == [2, 4, 5]
+
+
+def test_texts_are_cut_on_the_side_that_the_tokenizer_names(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    file = model / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps(settings | {"truncation_side": "left"}))
+    row = {"tokens": ["joy", "love", "fear"], "tags": ["B-joy", "B-love", "B-fear"]}
+    splits = {"train": [row, row], "validation": [row]}
+    data = write_splits(tmp_path / "data", splits)
+    tokens = task_of(data, model, max_length=4).prepare()
+    assert tokens.train.token_labels is not None
+    names = [tokens.labels[i] for i in tokens.train.token_labels[1:3]]
+    assert names == ["B-love", "B-fear"]
+    # Of the words that were cut off none is said to have no token.
+    for split, warning in zip(("train", "validation"), tokens.warnings, strict=True):
+        assert f"{split}.jsonl' are cut to 4 tokens: their beginnings" in warning

@@ -408,19 +408,24 @@ class Pretrained(Task):
                 ids.append(np.asarray(row, dtype=np.int32))
             for row in filled(encoded.get("token_type_ids", ()), 0):
                 types.append(np.asarray(row, dtype=np.int8))
-        self.warn_of_cuts(is_cut, what, longest)
+        self.warn_of_cuts(tokenizer, is_cut, what, longest)
         # Funnel's first token has a type of its own in a single text, too.
         are_told_apart = any(numbers.any() for numbers in types)
         if are_told_apart and self.tells_texts_apart(tokenizer):
             return ids, types
         return ids, None
 
-    def warn_of_cuts(self, is_cut: Sequence[bool], what: str, longest: int) -> None:
+    def warn_of_cuts(
+        self, tokenizer: Any, is_cut: Sequence[bool], what: str, longest: int
+    ) -> None:
         """Adds a warning of how many texts are longer than what is kept of them."""
         if any(is_cut):
             count = f"{sum(is_cut):,} of {len(is_cut):,} {what}"
+            part = "ends"
+            if tokenizer.truncation_side == "left":
+                part = "beginnings"
             self.warnings.append(
-                f"{count} are cut to {longest} tokens: their ends are not seen"
+                f"{count} are cut to {longest} tokens: their {part} are not seen"
             )
 
     def sources(self) -> dict[str, Any] | None:

@@ -90,8 +90,10 @@ class Task(Pretrained):
                 labels_of_tokens = np.where(begins_word, labels_of_tokens, inner)
             token_labels.append(labels_of_tokens)
             names_of_texts.append([names[i] for i in ids])
-            is_whole = len(words_of_row) < longest
-            lost = without_token(words_of_row, len(ids), is_whole)
+            cut_side = None
+            if len(words_of_row) >= longest:
+                cut_side = tokenizer.truncation_side
+            lost = without_token(words_of_row, len(ids), cut_side)
             if any(names[ids[word]] != OUTSIDE for word in lost):
                 rows_with_lost_labels.append(rows.number(place))
         if rows_with_lost_labels:
@@ -130,7 +132,7 @@ class Task(Pretrained):
             truncation=True,
             max_length=longest,
         )
-        self.warn_of_cuts(are_cut(encoded), what, longest)
+        self.warn_of_cuts(tokenizer, are_cut(encoded), what, longest)
         ids = list(filled(encoded["input_ids"], tokenizer.pad_token_id))
         words_of_tokens = [encoding.word_ids for encoding in encoded.encodings]
         # A token that stands for a text without any is of no word.
@@ -253,19 +255,25 @@ def first_of_word(words: Sequence[int | None]) -> list[int]:
     return first_tokens
 
 
-def without_token(words: Sequence[int | None], count: int, is_whole: bool) -> list[int]:
+def without_token(
+    words: Sequence[int | None], count: int, cut_side: str | None = None
+) -> list[int]:
     """Returns the words of a text that the tokenizer makes no token of.
 
     Args:
         words: the word that each token is of; None for special tokens.
         count: number of the words.
-        is_whole: the text is not cut: else words behind the last token may have had some.
+        cut_side: "right" or "left", where tokens may be cut off: words beyond the outermost token
+            of that side may have had some. None: the text is whole.
     """
     with_token = {word for word in words if word is not None}
+    begin = 0
     end = count
-    if not is_whole:
+    if cut_side == "left":
+        begin = min(with_token, default=count)
+    elif cut_side == "right":
         end = max(with_token, default=0)
-    return [word for word in range(end) if word not in with_token]
+    return [word for word in range(begin, end) if word not in with_token]
 
 
 def inner_labels(names: Sequence[str]) -> list[int]:
