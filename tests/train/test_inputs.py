@@ -33,7 +33,13 @@ from slurmft.train.commands import fetch
 from slurmft.train.config import TrainConfig
 from slurmft.train.login import inputs
 from slurmft.train.login import rows as rows_module
-from slurmft.train.login.cells import Labels, label_ids, label_numbers
+from slurmft.train.login.cells import (
+    Labels,
+    any_empty,
+    is_empty,
+    label_ids,
+    label_numbers,
+)
 from slurmft.train.login.configure import configure
 from slurmft.train.login.rows import ShardRow, read_columns
 from slurmft.train.login.sources import (
@@ -791,6 +797,14 @@ def test_any_bytes_are_read_or_refused(suffix: str, noise: bytes, place: int) ->
         path = Path(folder) / f"train.{suffix}"
         path.write_bytes(content[:place] + noise + content[place + len(noise) // 2 :])
         Labels("f", read_columns(path, ["text", "label"])["label"]).names()
+
+
+@given(
+    st.lists(st.sampled_from(["a", " a", "", " \t", "\u2028", None, 0, 1.5, ["b"], {}]))
+)
+def test_empty_cells_are_seen_among_others(cells: list[Any]) -> None:
+    """Texts alone go another way than others."""
+    assert any_empty(cells) == any(map(is_empty, cells))
 
 
 @given(

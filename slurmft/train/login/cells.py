@@ -3,7 +3,6 @@
 Rows are counted from 1; the header of a .csv is none.
 """
 
-import contextlib
 import itertools
 import math
 import re
@@ -41,6 +40,16 @@ def is_empty(value: Any) -> bool:
         return not value or value.isspace()
     # NaN, which pandas writes for an empty cell, is the one value that differs from itself.
     return value is None or value != value
+
+
+def any_empty(values: Iterable[Any]) -> bool:
+    """Returns whether one of some cells is empty, see `is_empty`."""
+    cells = list(values)
+    try:
+        # Of texts alone, without a call of ours for each: words have millions of labels.
+        return not all(map(str.strip, cells))
+    except TypeError:
+        return any(map(is_empty, cells))
 
 
 def describe_rows(rows: Sequence[int]) -> str:
@@ -91,16 +100,20 @@ class Labels:
             UsageError: a label is a list or an object, or there are too many different ones.
         """
         labelled = list(values)
-        keys = [(type(value), value) for _, value in labelled]
+        labels = [value for _, value in labelled]
         self.rows += len(labelled)
-        # Lists and objects are keys of no dictionary.
-        with contextlib.suppress(TypeError):
-            counts = Counter(keys)
-            # All were there before, as in most parts of a file: words have millions of labels.
+        kinds = set(map(type, labels))
+        # Of one type, and all there before, as in most parts of a file: words have millions of
+        # labels. Texts alone are counted fast, and not with their type beside each.
+        if len(kinds) == 1 and kinds <= {str, int, bool}:
+            (kind,) = kinds
+            counts = {(kind, value): count for value, count in Counter(labels).items()}
             if counts.keys() <= self.first.keys():
                 self.counts.update(counts)
                 return
-        for (row_in_file, value), key in zip(labelled, keys, strict=True):
+        for row_in_file, value in labelled:
+            key = (type(value), value)
+            # Lists and objects are keys of no dictionary.
             if key[0] not in (list, dict) and key in self.first:
                 self.counts[key] += 1
                 continue

@@ -14,7 +14,13 @@ from typing import Any, ClassVar
 from slurmft.core.errors import UsageError
 from slurmft.core.text import shown
 from slurmft.train.config import TrainConfig
-from slurmft.train.login.cells import check_texts, is_empty, label_numbers, wrong_label
+from slurmft.train.login.cells import (
+    any_empty,
+    check_texts,
+    is_empty,
+    label_numbers,
+    wrong_label,
+)
 from slurmft.train.login.chats import (
     SYSTEM_ROLES,
     Conversation,
@@ -283,7 +289,7 @@ class ManyLabels(Texts):
                     'a row is {"text": "...", "labels": ["joy", "love"]}, or it has a column of 0 '
                     "and 1 of each class: --label-column joy,love,fear",
                 )
-            if any(map(is_empty, labels)):
+            if any_empty(labels):
                 raise wrong_label(
                     where,
                     row,
@@ -459,7 +465,7 @@ class Words(RowFormat):
         empty = []
         for row, (words, labels) in enumerate(zip(*values, strict=True), start):
             self._check_row(words, labels, f"{where!r}: row {row}")
-            if any(map(is_empty, labels)):
+            if any_empty(labels):
                 raise wrong_label(
                     where,
                     row,
