@@ -965,8 +965,8 @@ _RESERVED = {
     "ntasks": _LEAVE_OUT,
     "ntasks-per-node": _LEAVE_OUT,
     # Logs are looked for in the run directory; a requeued job goes on with its own.
-    "output": "slurmft logs RUN shows them all",
-    "error": "slurmft logs RUN shows them all",
+    "output": "slurmft logs last shows them all",
+    "error": "slurmft logs last shows them all",
     "open-mode": _LEAVE_OUT,
     # Tasks of an array have ids of another form.
     "array": "slurmft study run makes arrays",

@@ -6,6 +6,7 @@ import shlex
 import warnings
 from typing import Any
 
+from slurmft.core import credentials
 from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
 from slurmft.core.errors import SlurmftWarning, UsageError
 from slurmft.core.options import build, options
@@ -116,7 +117,8 @@ def _check_names_task(given: dict[str, Any]) -> None:
     """
     is_named = given.get("task") or given.get("recipe")
     data = given.get("data")
-    if data and not is_named:
+    # A password in it has an error of its own, which does not show it.
+    if data and not is_named and not credentials.kind_in(str(data)):
         look = shlex.join(["slurmft", "data", str(data)])
         raise UsageError(
             f"--data {data!r} without --task: nothing says what is to be learnt from it",
