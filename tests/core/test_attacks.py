@@ -423,7 +423,8 @@ def swapped(ada: User, eve: User) -> None:
     script = job_array.script_text([], {run: "true\n"})
     done = ada.run("bash", "-c", script, SLURM_ARRAY_TASK_ID="0")
     assert (done.code, done.out) == (1, "")
-    assert done.err == (f"refused: {run.script} is not the script that was submitted\n")
+    words = "is another user's, or others can write it"
+    assert done.err == f"refused: {run.submitit} {words}\n"
     assert not (ada.home / "attacked").exists()
     assert not run.rank_log(0).exists()
 
