@@ -34,6 +34,7 @@ OF_JOBS = (
     "SLURMFT_RESERVED_PORT",
     "SLURMFT_START_PORT",
     "SLURMFT_RUN_DIR",
+    "SLURMFT_RUN_INODE",
     "SLURMFT_SETUP",
     "SLURMFT_STACKS",
     "SLURMFT_STAGE",
@@ -41,6 +42,7 @@ OF_JOBS = (
     "SLURMFT_STOPPING",
     "SLURMFT_STORE_SECRET",
     "SLURMFT_TAKES_LESS",
+    "SLURMFT_WATCHER",
 )
 """Variables of one job alone."""
 

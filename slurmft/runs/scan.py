@@ -235,6 +235,13 @@ def find(
     line for every directory that could not be read.
 
     Links are followed; a run that can be reached in several ways is one run.
+
+    Args:
+        paths: the directories.
+        may_be_none: folders without runs are no error.
+
+    Raises:
+        UsageError: a path is no folder, or no run can be read.
     """
     problems: list[str] = []
     paths_by_place: dict[str, Path] = {}
@@ -252,6 +259,8 @@ def find(
         for place, run_path in below.items():
             paths_by_place.setdefault(place, run_path)
     runs = read_each(paths_by_place.values(), problems)
+    if paths and not runs and not may_be_none:
+        raise UsageError(f"no run can be read: {problems[0]}", hint)
     return sorted(runs, key=_submission_order), problems
 
 

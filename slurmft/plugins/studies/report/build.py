@@ -197,9 +197,6 @@ def collect_sections(
         else:
             folders.append(Path(resolve.folder_of(str(source))))
     all_runs, problems = scan.find(folders)
-    if folders and not all_runs:
-        problem = f"no run can be read: {problems[0]}"
-        raise UsageError(problem, "give other run directories")
     runs = scan.trainings(all_runs, ", ".join(map(str, folders)))
     # A file that is named twice is shown once.
     table_files = [published.load(absolute(path)) for path in dict.fromkeys(files)]
