@@ -168,12 +168,7 @@ class Job:
             return
         process.memory_kills_before()
         self.config = run.load_own_config()
-        job = self.config.job
-        self.nodes = run.attempt_nodes(job.nodes, job.min_nodes)
-        """Nodes of this attempt."""
-        # By the job itself, where it says it: a node may still read the file of the attempt before.
-        if job.min_nodes is not None and HOSTS in os.environ:
-            self.nodes = len(os.environ[HOSTS].split(","))
+        self.nodes = self._nodes_of_attempt(run)
         self._meetings = run.meetings(current_attempt())
         """How often the ranks have met in this attempt, as this process knows it."""
         self.began_at = time.time()
@@ -185,6 +180,13 @@ class Job:
             self._begin_records(run)
         if self.world_size == 1:  # `join`, which imports torch, is never called
             self._meet()
+
+    def _nodes_of_attempt(self, run: RunDir) -> int:
+        job = self.config.job
+        # By the job itself, where it says it: a node may still read the file of the attempt before.
+        if job.min_nodes is not None and HOSTS in os.environ:
+            return len(os.environ[HOSTS].split(","))
+        return run.attempt_nodes(job.nodes, job.min_nodes)
 
     def _begin_records(self, run: RunDir) -> None:
         """Prepares what the main rank alone writes."""

@@ -122,11 +122,7 @@ def record_failure(
         The exit code of the process.
     """
     explained = explain(error, run, rank)
-    trace = None
-    if not isinstance(error, SlurmftError):
-        trace = "".join(traceback.format_exception(error))
-    text = redact(trace or f"error: {explained}")
-    print(text, file=sys.stderr, flush=True)
+    trace = _print(error, explained)
     host = host_name()
     where = f"rank {rank} on {host}"
     bad_host = None
@@ -168,6 +164,16 @@ def record_failure(
     if not can_restart:
         ask_for_no_restart()
     return int(explained.code)
+
+
+def _print(error: BaseException, explained: SlurmftError) -> str | None:
+    """Prints a failure; returns its traceback, or None where the error is one of slurmft's own."""
+    trace = None
+    if not isinstance(error, SlurmftError):
+        trace = "".join(traceback.format_exception(error))
+    text = redact(trace or f"error: {explained}")
+    print(text, file=sys.stderr, flush=True)
+    return trace
 
 
 def _memory_failures() -> int | None:
