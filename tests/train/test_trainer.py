@@ -372,8 +372,9 @@ def test_logits_that_are_no_numbers(
 ) -> None:
     """A loss may be finite, and the step after it take the weights to infinity."""
     done = train(
-        tmp_path, *emotion(tiny_data, tiny_model), *EXACT, "--nodes", "2", "--max-steps", "1",
-        "--learning-rate", "1e38", "--max-grad-norm", "0", "--warmup-steps", "0",
+        tmp_path, *emotion(tiny_data, tiny_model), *EXACT, "--nodes", "2", "--max-steps", "2",
+        "--learning-rate", "1000", "--weight-decay", "1000",
+        "--max-grad-norm", "0", "--warmup-steps", "0",
     )  # fmt: skip
     assert done.code == 1
     assert "the model's logits are NaN for 67 of 67 validation samples" in done.err
