@@ -178,7 +178,7 @@ def _others(runs_dir: Path, run: RunDir | None) -> "Iterator[MeasuredRun]":
 
 
 def _outputs_of(run: "MeasuredRun") -> dict[str, str]:
-    return _outputs(str(run.config["program"]["kind"]), run.settings)
+    return _outputs(run.config["program"]["kind"], run.settings)
 
 
 def _outputs(kind: str, settings: Mapping[str, Any]) -> dict[str, str]:

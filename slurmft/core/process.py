@@ -21,19 +21,19 @@ def die_with_parent(sig: int = signal.SIGKILL) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, sig)
 
 
-def adopt_orphans() -> None:
-    """Makes this process the parent of those below it whose own parent has ended."""
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+def adopt_orphans(adopts: bool = True) -> None:
+    """Makes this process the parent of those below it whose own parent ends, or no longer."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, int(adopts))
 
 
 @contextlib.contextmanager
 def adopting_orphans() -> Iterator[None]:
     """Makes this process the parent of those below it whose own parent ends meanwhile."""
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     try:
         yield
     finally:
-        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
+        adopt_orphans(False)
 
 
 def start(

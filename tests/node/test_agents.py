@@ -9,10 +9,12 @@ import sys
 import time
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 from slurmft.node import agents, heartbeat, sealed
 from slurmft.node.agents import Marks
@@ -35,6 +37,22 @@ def both(server: Any) -> tuple[Marks, Marks]:
         client = SealedStore(plain_store(server.port, False), "s", keeps_keys=True)
         marks.append(Marks(PrefixStore("round 0", client), "ended", number, 2))
     return marks[0], marks[1]
+
+
+@pytest.mark.parametrize(("nodes", "pause_s"), [(2, 0.1), (500, 0.5), (5000, 1)])
+def test_few_agents_meet_soon(
+    nodes: int, pause_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module: Any = dynamic_rendezvous
+    monkeypatch.setattr(module, "_delay", module._delay)  # set back at the end
+    unused: Any = None
+    state = dynamic_rendezvous._BackendRendezvousStateHolder(unused, unused)
+    settings = SimpleNamespace(max_nodes=nodes)
+    agents.poll_often(SimpleNamespace(_settings=settings, _state_holder=state))
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    module._delay(seconds=1)
+    assert (pauses, state._cache_duration) == ([pause_s], pause_s)
 
 
 @pytest.mark.parametrize("value", [None, b"", b"1", b"x" * 60])
