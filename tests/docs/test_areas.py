@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import runpy
+import sys
+import tomllib
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 from typing import Any
@@ -66,6 +69,42 @@ def test_packages_of_the_extra_xeon() -> None:
     constraints = (CHECKOUT / "constraints-xeon.txt").read_text()
     for name in names.split():
         assert re.search(rf"^{name}==", constraints, re.MULTILINE), name
+
+
+def test_lints_need_no_package_of_the_extra_tests() -> None:
+    """CI checks types where the packages of `test-extra` may be absent: mypy is told of each."""
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    lines = project["project"]["dependencies"] + extras["test"] + extras["lint"]
+    installed = with_requirements([Requirement(line).name for line in lines])
+    told = project["tool"]["mypy"]["overrides"][0]["module"]
+    distributions = packages_distributions()
+    missing = set()
+    for module in imported_anywhere(project["tool"]["mypy"]["files"]):
+        homes = {canonicalize_name(name) for name in distributions.get(module, ())}
+        if not homes & installed and f"{module}.*" not in told:
+            missing.add(module)
+    assert not missing
+
+
+def imported_anywhere(paths: list[str]) -> set[str]:
+    """The packages of others that these files and folders import, also within functions."""
+    files = [CHECKOUT / path for path in paths if path.endswith(".py")]
+    for path in paths:
+        # Links are followed, as mypy does.
+        for folder, _, names in os.walk(CHECKOUT / path, followlinks=True):
+            files += [Path(folder, name) for name in names if name.endswith(".py")]
+    packages: set[str] = set()
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                packages.update(alias.name.split(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                packages.add(node.module.split(".")[0])
+    ours = {path.name for path in CHECKOUT.iterdir()}
+    ours.update(file.stem for file in files)
+    ours.update(file.parent.name for file in files)
+    return packages - sys.stdlib_module_names - ours
 
 
 def with_requirements(names: list[str]) -> set[str]:
