@@ -269,6 +269,8 @@ class Calls:
     """Where the main thread of the rank is, in words: "backward, train.py:24"; "": not known."""
     groups: dict[str, CallGroup]
     calls: list[Call]
+    idle_s: float | None = None
+    """Since its last call, sends and receives included; None: there was none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -155,7 +155,11 @@ def _calls(lost_peer: bool) -> dict[str, Any] | None:
         ranks_of[world.pg_names.get(group)] = sorted(ranks)
     groups: dict[str, dict[str, Any]] = {}
     calls: list[dict[str, Any]] = []
+    idle_s = None
     for entry in entries:
+        seconds = _seconds_since(entry)
+        if idle_s is None or seconds < idle_s:
+            idle_s = seconds
         # Sends and receives concern two ranks, which count them by themselves.
         if entry["is_p2p"]:
             continue
@@ -176,6 +180,7 @@ def _calls(lost_peer: bool) -> dict[str, Any] | None:
         "where": "" if lost_peer else _where(),
         "groups": groups,
         "calls": kept,
+        "idle_s": idle_s,
     }
 
 
@@ -193,10 +198,15 @@ def _call(entry: dict[str, Any]) -> dict[str, Any]:
         "operation": operation,
         "bytes": max(sizes),
         "waits": not entry["retired"],
-        "seconds": max(0.0, time.time() - entry["time_created_ns"] / 1e9),
+        "seconds": _seconds_since(entry),
         # On a GPU, torch runs the backward pass in threads of its own.
         "is_backward": entry.get("thread_name", "").startswith("pt_autograd"),
     }
+
+
+def _seconds_since(entry: dict[str, Any]) -> float:
+    created_at: float = entry["time_created_ns"] / 1e9
+    return max(0.0, time.time() - created_at)
 
 
 def _bytes(sizes: list[list[int]], types: list[str]) -> int:

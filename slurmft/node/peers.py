@@ -24,6 +24,8 @@ FAILED = "failed"
 """Word: a task ends with a failure."""
 HANG = "hang"
 """Word: ranks hang."""
+WAIT = "wait"
+"""Word: ranks wait in a collective, in a job that no hang ends."""
 STOP = "stop"
 """Word: the job is to stop."""
 PASSED = "passed"
@@ -34,7 +36,7 @@ GLOO = "gloo"
 """Word: the ranks are to use gloo."""
 CCL = "ccl"
 """Word: the ranks are to use oneCCL."""
-_WORDS = frozenset({FAILED, HANG, STOP, PASSED, MEASURE, GLOO, CCL})
+_WORDS = frozenset({FAILED, HANG, WAIT, STOP, PASSED, MEASURE, GLOO, CCL})
 LOST_PEER = (
     "connection closed by peer",
     "connection reset",
@@ -124,10 +126,18 @@ class Peers:
         `wait_s`. None waits without end."""
         return self.heard_any([word], wait_s) is not None
 
+    def take(self, word: str) -> bool:
+        """Returns whether a word was told, and forgets it here: it may be told again."""
+        with self._news:
+            if word not in self._words:
+                return False
+            self._words.remove(word)
+            return True
+
     def heard_any(self, words: Sequence[str], wait_s: float | None) -> str | None:
         """Waits for one of several words; returns the first of them that was told, or None."""
         with self._news:
-            # Words are told once, and never taken back: one that was told before counts.
+            # One that was told before counts, unless it was taken.
             self._news.wait_for(lambda: set(words) & set(self._words), wait_s)
             for word in words:
                 if word in self._words:

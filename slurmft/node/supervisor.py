@@ -26,9 +26,10 @@ from slurmft.core.run_files import Failure, current_attempt
 from slurmft.node import signals
 from slurmft.node.hardware import host_name
 from slurmft.node.memory_kills import MemoryKills
-from slurmft.node.peers import FAILED, HANG, Peers
+from slurmft.node.peers import FAILED, HANG, WAIT, Peers
 from slurmft.node.watchdog import Watchdog
-from slurmft.runs import log_times
+from slurmft.runs import hung_collective, log_times
+from slurmft.runs.records import warn
 from slurmft.runs.rundir import RunDir, log_head
 
 TASK_FAILED = "a task has failed"
@@ -40,6 +41,8 @@ _HEAD_LOOKS_EVERY_S = 2.0
 # How often all other tasks together look into the run directory.
 _LOOKS_PER_S = 1
 _CAUSE_WAIT_S = 5
+# How much longer than this node others may take to write what their ranks tell.
+_OTHERS_S = 5
 # The usual soft limit, 1024, is less than the connections of a job of a thousand ranks.
 _OPEN_FILES = 65536
 
@@ -78,6 +81,7 @@ class Supervisor:
         self.memory_kills = MemoryKills.now()
         """The kernel's counters before anything ran."""
         self._has_recorded_stop = False
+        self._told_waits: set[str] = set()
         self._process: subprocess.Popen[bytes] | None = None
 
     def stop(self, signal_number: int, sender: int = 0) -> None:
@@ -145,7 +149,7 @@ class Supervisor:
                 if self._is_superseded():
                     return None
                 self._look_for_failed_tasks()
-            if self.peers.heard(HANG):
+            if self.peers.take(HANG):
                 watchdog.dump(self.run)
             if self.stop_signal:
                 # again: the child may just have started
@@ -156,6 +160,8 @@ class Supervisor:
                     return None
             if watchdog.check() and self._record_hang(watchdog):
                 return None
+            if self.peers.take(WAIT) or watchdog.has_new_wait():
+                self._tell_wait(watchdog)
 
     def _await_others(self, child: Child) -> None:
         """Waits as the head until the other tasks have connected: a program may end before another
@@ -191,12 +197,29 @@ class Supervisor:
                 reason = TASK_FAILED
             self.run.set_state("stopping", reason)
 
+    def _tell_wait(self, watchdog: Watchdog) -> None:
+        """Warns, as the head, that ranks wait long in a collective; each node writes what its ranks
+        tell of theirs."""
+        self.peers.tell(WAIT)
+        watchdog.keep_present_calls(self.run)
+        if self.peers.is_head:
+            # The other nodes have begun when this one did.
+            time.sleep(_OTHERS_S)
+            ranks = self.run.all_rank_calls(current_attempt())
+            wait = hung_collective.explain(ranks)
+            if wait is not None and wait.key not in self._told_waits:
+                self._told_waits.add(wait.key)
+                warn(self.run.records, f"ranks wait for each other: {wait.text}")
+        self.peers.take(WAIT)
+
     def _record_hang(self, watchdog: Watchdog) -> bool:
         """Records where the ranks of this node hang. False: they have moved meanwhile."""
         self.peers.tell(HANG)
         watchdog.dump(self.run)
         hang = watchdog.check()
         if hang is None:
+            # Ranks here, or on other nodes, may hang later.
+            self.peers.take(HANG)
             return False
         host = host_name()
         error = SlurmftError(

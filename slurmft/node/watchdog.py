@@ -5,6 +5,7 @@ cannot watch itself.
 """
 
 import contextlib
+import math
 import os
 import re
 import signal
@@ -20,8 +21,9 @@ from slurmft.core.files import open_to_append, write_json
 from slurmft.core.run_files import Calls, RankCalls, current_attempt
 from slurmft.core.text import duration
 from slurmft.core.trusted import temporary_place
-from slurmft.node import ccl, flight_recorder, heartbeat
+from slurmft.node import ccl, flight_recorder, heartbeat, rank_calls
 from slurmft.node.hardware import host_name
+from slurmft.node.rank_calls import SilentRanks
 from slurmft.runs.rundir import RunDir
 
 # States of a process that got SIGSTOP, or that is being debugged.
@@ -31,7 +33,9 @@ _STOPPED = ("T", "t")
 _DUMP_S = 5.0
 # How much longer they have, on a busy node, to write their collectives.
 _ANSWERS_S = 5.0
-_POLL_S = 0.1
+# How long what the ranks have told of a hang holds, if no rank has moved: the end of the job takes
+# some time.
+_DUMP_HOLDS_S = 60
 # A watchdog that did not check for so long was itself stopped.
 _ASLEEP_S = 10
 
@@ -44,6 +48,10 @@ _SLOW_STEPS = 10
 _LEAST_S = 60
 # In training, a rank may take this many times its slowest step, even beyond the timeout.
 _SLOWER_STEPS = 3
+
+# In a job that no hang ends, ranks may wait so long in a collective before it is told. By default
+# NCCL gives up after 600 s, gloo after 1,800.
+_TOLD_AFTER_S = 300
 
 _PY_SPY_S = 20
 
@@ -70,13 +78,17 @@ class Watchdog:
     def __init__(self, timeout_s: float, knows_steps: bool = False) -> None:
         """
         Args:
-            timeout_s: how long a rank may take at most; 0 for any time.
+            timeout_s: how long a rank may take at most; 0 for any time: then it is only told that
+                ranks wait.
             knows_steps: ranks report whatever they do besides steps, so that a step can have a
                 limit of its own. A program of the user's may evaluate without a word.
         """
-        self._timeout_s = timeout_s
+        self._is_patient = timeout_s == 0
+        self._timeout_s = timeout_s or _TOLD_AFTER_S
         self._knows_steps = knows_steps
-        self._has_dumped = False
+        self._dumped_at = -math.inf
+        self._dumped_beats: dict[int, float] = {}
+        """Rank -> time of its last beat, when the stacks were written."""
         self._checked_at = time.monotonic()
         self._awake_since = self._checked_at
         # In memory: heartbeats must not wait for a file system that hangs.
@@ -87,20 +99,16 @@ class Watchdog:
         remove_stale(place)
         prefix = f"{_prefix()}{os.getpid()}-"
         self.folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+        self._silent = SilentRanks(self.folder)
+        self._told_waits: dict[int, float] = {}
+        """Rank -> since when it waits, as it was told."""
 
     def check(self) -> Hang | None:
-        """Looks for ranks that hang. None: all make progress."""
-        now = time.monotonic()
-        if now - self._checked_at > _ASLEEP_S:  # the whole job was suspended
-            self._awake_since = now
-        self._checked_at = now
-        if not self._timeout_s:
+        """Looks for ranks that hang. None: all make progress, or none is to be ended."""
+        self._note_sleep()
+        if self._is_patient:
             return None
-        late: dict[int, heartbeat.Beat] = {}
-        for rank in self.ranks():
-            beat = heartbeat.read(self.folder / f"beat-{rank}")
-            if beat and self._is_late(rank, beat):
-                late[rank] = beat
+        late = self._late_ranks()
         if not late:
             return None
         # Of ranks that wait for each other, the first without a beat is the one they wait for.
@@ -112,55 +120,112 @@ class Watchdog:
         rank = min(suspects, key=lambda rank: (late[rank].step, late[rank].time))
         beat = late[rank]
         seconds = time.monotonic() - beat.time
-        description = f"no step for {duration(seconds)}"
-        description += f" ({beat.phase}, after step {beat.step})"
+        description = f"no output for {duration(seconds)}"
+        if beat.phase != heartbeat.OUTPUT:
+            description = f"no step for {duration(seconds)}"
+            description += f" ({beat.phase}, after step {beat.step})"
         if stopped:
             description += "; the process is stopped (SIGSTOP?)"
         return Hang(rank, description, certain=bool(stopped), seconds=seconds)
 
+    def has_new_wait(self) -> bool:
+        """Looks, in a job that no hang ends, for ranks that wait long in a collective; returns True
+        once for each. No signal is sent: the program may use it for something else."""
+        self._note_sleep()
+        if not self._is_patient:
+            return False
+        is_new = False
+        for rank in self._late_ranks():
+            since = self._silent.sign(rank, self._timeout_s).waits_since
+            is_long = time.monotonic() - since > self._timeout_s
+            # The same wait, told twice, begins at the same time but for rounding.
+            before = self._told_waits.get(rank, -math.inf)
+            if is_long and since - before > 1:
+                self._told_waits[rank] = since
+                is_new = True
+        return is_new
+
+    def _note_sleep(self) -> None:
+        now = time.monotonic()
+        if now - self._checked_at > _ASLEEP_S:  # the whole job was suspended
+            self._awake_since = now
+        self._checked_at = now
+
+    def _late_ranks(self) -> dict[int, heartbeat.Beat]:
+        late: dict[int, heartbeat.Beat] = {}
+        for rank in self.ranks():
+            beat = heartbeat.read(self.folder / f"beat-{rank}")
+            if beat and self._is_late(rank, beat):
+                late[rank] = beat
+        return late
+
     def dump(self, run: RunDir) -> None:
-        """Writes the stacks of this node's ranks into the run directory, once."""
-        if self._has_dumped:
+        """Writes the stacks of this node's ranks into the run directory, once for each hang."""
+        if self._has_dumped():
             return
-        self._has_dumped = True
+        self._dumped_beats = self._beats()
+        starts = self._ask_for_stacks()
+        self.keep_present_calls(run)
         for rank in self.ranks():
-            pid = self._pid(rank)
-            # 0 would be the process group of this task.
-            if pid and self._stacks(rank).exists():
-                with contextlib.suppress(ProcessLookupError):
-                    # faulthandler writes them, without the GIL
-                    os.kill(pid, signal.SIGUSR1)
-        self._await_answers()
-        self._keep_calls(run)
-        for rank in self.ranks():
-            text = self._stack_text(rank)
+            text = self._stack_text(rank, starts.get(rank, 0))
             with (
                 contextlib.suppress(OSError),
                 open_to_append(run.stacks(rank)) as file,
             ):
                 file.write(text.encode(errors="surrogateescape"))
+        # This process was at work meanwhile, and not asleep.
+        self._checked_at = self._dumped_at = time.monotonic()
+
+    def _ask_for_stacks(self) -> dict[int, int]:
+        """Asks the ranks for their stacks; returns where these begin in their files, in bytes."""
+        starts = {}
+        for rank in self.ranks():
+            pid = self._pid(rank)
+            stacks = self._stacks(rank)
+            # 0 would be the process group of this task.
+            if pid and stacks.exists():
+                starts[rank] = stacks.stat().st_size
+                with contextlib.suppress(ProcessLookupError):
+                    # faulthandler writes them, without the GIL
+                    os.kill(pid, signal.SIGUSR1)
+        return starts
+
+    def _has_dumped(self) -> bool:
+        """Returns whether the stacks of the present hang are written. Ranks that were taken for
+        hung, and then moved, may hang later."""
+        holds = time.monotonic() - self._dumped_at < _DUMP_HOLDS_S
+        return holds and self._dumped_beats == self._beats()
+
+    def _beats(self) -> dict[int, float]:
+        beats = {}
+        for rank in self.ranks():
+            beat = heartbeat.read(self.folder / f"beat-{rank}")
+            if beat:
+                beats[rank] = beat.time
+        return beats
 
     def _await_answers(self) -> None:
         """Asks the ranks for their collectives, and waits for these and for the stacks."""
-        asked = []
+        answers = []
         for rank in self.ranks():
-            answer = Path(flight_recorder.answer_file(str(self.folder), rank))
-            # An earlier one.
-            with contextlib.suppress(FileNotFoundError):
-                removal.remove(answer, removal.exactly(answer.name))
+            answer = rank_calls.ask(self.folder, rank)
             is_stopped = process_state(self._pid(rank)) in _STOPPED
-            if flight_recorder.ask(str(self.folder), rank) and not is_stopped:
-                asked.append(answer)
+            if answer is not None and not is_stopped:
+                answers.append(answer)
         time.sleep(_DUMP_S)
-        deadline = time.monotonic() + _ANSWERS_S
-        # A process that does not give up the GIL never answers.
-        while time.monotonic() < deadline and not all(map(Path.exists, asked)):
-            time.sleep(_POLL_S)
+        rank_calls.await_answers(answers, _ANSWERS_S)
+
+    def keep_present_calls(self, run: RunDir) -> None:
+        """Asks the ranks of this node for their collectives, and writes these into the run
+        directory."""
+        self._await_answers()
+        self._keep_calls(run)
+        self._checked_at = time.monotonic()
 
     def keep_last_calls(self, run: RunDir) -> None:
         """Writes the last collectives of ranks that have ended into the run directory. After a hang
         those of that moment stay: ranks lose others then because these are killed."""
-        if not self._has_dumped:
+        if not self._has_dumped():
             self._keep_calls(run)
 
     def _keep_calls(self, run: RunDir) -> None:
@@ -183,8 +248,9 @@ class Watchdog:
             with contextlib.suppress(OSError):
                 write_json(run.rank_calls(rank), state)
 
-    def _stack_text(self, rank: int) -> str:
-        """Reads the stacks that a rank has written; where it wrote none, asks others for them."""
+    def _stack_text(self, rank: int, start: int) -> str:
+        """Reads the stacks that a rank has written, from a byte of its file on; where it wrote
+        none, asks others for them."""
         pid = self._pid(rank)
         host = os.uname().nodename
         state = process_state(pid)
@@ -192,7 +258,8 @@ class Watchdog:
         stacks = ""
         # no Python, or one without our shim
         with contextlib.suppress(FileNotFoundError):
-            stacks = self._stacks(rank).read_text(errors="replace")
+            written = self._stacks(rank).read_bytes()[start:]
+            stacks = written.decode(errors="replace")
         if stacks:
             return text + stacks
         # if installed
@@ -216,8 +283,19 @@ class Watchdog:
         return pids[-1]
 
     def _is_late(self, rank: int, beat: heartbeat.Beat) -> bool:
-        waited_s = time.monotonic() - max(beat.time, self._awake_since)
-        return waited_s > self._limit_s(rank, beat)
+        limit_s = self._limit_s(rank, beat)
+        last_sign = max(beat.time, self._awake_since)
+        now = time.monotonic()
+        if now - last_sign <= limit_s:
+            return False
+        # Ranks that report each step have a limit of their own for what has collectives, too. One
+        # that is stopped cannot answer.
+        if self._knows_steps and not self._is_patient:
+            return True
+        if process_state(self._pid(rank)) in _STOPPED:
+            return True
+        sign = self._silent.sign(rank, limit_s)
+        return sign.answer is None and now - sign.called_at > limit_s
 
     def _limit_s(self, rank: int, beat: heartbeat.Beat) -> float:
         """Returns how long a rank may take from this beat to the next."""

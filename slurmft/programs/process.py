@@ -33,7 +33,7 @@ from slurmft.job.process import (
     record_failure,
     redirect_output,
 )
-from slurmft.node import heartbeat, memory_kills, sealed, signals
+from slurmft.node import heartbeat, memory_kills, rank_calls, sealed, signals
 from slurmft.node.hardware import host_name
 from slurmft.node.heartbeat import OUTPUT, Heart
 from slurmft.node.memory_kills import MemoryKills, killed
@@ -66,6 +66,10 @@ _FRAMES_OF_LOADING = 4
 """Frames of a traceback, from the last one on, in which `_LOADING` is searched for."""
 _LINES_OF_LOADING = 20
 """Lines of output without a traceback in which it is searched for."""
+_CALLS_S = 2.0
+"""How long a program may take to write its collectives."""
+_WHAT = "what():"
+"""Begins what a C++ program prints of an exception that nobody has caught."""
 _SIGNAL_LAG_S = 1.0
 """How much later than its program a process may hear of a signal to both."""
 
@@ -275,10 +279,21 @@ class OwnProcess:
 
     def _end_with_others(self, code: int) -> NoReturn:
         """Ends the program and this process, where another rank has failed."""
+        self._keep_calls()
         if self._child is not None:
             self._end_program()
         # sys.exit would end the thread of signals alone.
         os._exit(code)
+
+    def _keep_calls(self) -> None:
+        """Has the program write its collectives for the watchdog of this node: they may show why
+        the other rank has failed."""
+        folder = node_folder()
+        if folder is None:
+            return
+        answer = rank_calls.ask(folder, self._rank)
+        if answer is not None:
+            rank_calls.await_answers([answer], _CALLS_S)
 
     def _end_program(self) -> None:
         assert self._child is not None
@@ -393,6 +408,8 @@ class OwnProcess:
             return code
         if code < 0:
             error = killed("the program", -code, self._memory_kills, self._hint)
+            if -code == signal.SIGABRT:
+                error = SlurmftError(error.message + self._uncaught(), error.hint)
             failures = None
             if error.out_of_memory:
                 failures = self._memory_failures
@@ -434,6 +451,15 @@ class OwnProcess:
         ran_out = error.out_of_memory or memory_kills.is_said_by(text)
         self._record(error, trace, secondary, is_taken or is_foreign, ran_out)
         return code
+
+    def _uncaught(self) -> str:
+        """Returns the exception of C++ that has ended the program, to be added to a message; "":
+        none."""
+        for line in reversed(self._last):
+            _, sign, what = line.partition(_WHAT)
+            if sign:
+                return redact(f": {what.strip()}")
+        return ""
 
     def _failed_alone(self, error: SlurmftError) -> int:
         """Records that --strict has ended the program: another start would end in the same way."""

@@ -32,7 +32,8 @@ _WIDTH = 80
 
 def record(run: RunDir, attempt: int) -> None:
     """Records the collective in which an attempt hung, as a failure of it. Where ranks only lost
-    others and nobody knows why, a warning says which of them left no record."""
+    others and nobody knows why, a warning says which of them left no record; where one failed, and
+    calls did not fit together, which did not."""
     root = run.root_failure(attempt)
     if root is None:
         return
@@ -40,25 +41,53 @@ def record(run: RunDir, attempt: int) -> None:
         failure = hang(run, run.all_rank_calls(attempt))
         if failure is not None:
             run.add(failure)
+        return
+    ranks = run.all_rank_calls(attempt)
+    text = ""
+    mismatch = _CallsOfRanks(ranks).mismatch()
+    if mismatch is not None:
+        _, text = mismatch
     elif root.secondary:
-        text = loss_of_peer(run.all_rank_calls(attempt))
-        if text:
-            warn(run.records, text)
+        text = loss_of_peer(ranks)
+    if text:
+        warn(run.records, text)
 
 
 def hang(run: RunDir, ranks: Sequence[RankCalls]) -> Failure | None:
     """Returns the failure that the calls of ranks that hung show; None: they show none."""
+    found = explain(ranks)
+    if found is None:
+        return None
+    where = f"node {found.hosts}"
+    hint = f"where the threads are: {run.stacks(found.culprits[0])}"
+    error = SlurmftError(f"the job hangs: {found.text}", hint)
+    step = max(each.step for each in ranks)
+    attempt = ranks[0].attempt
+    return Failure.of(where, error, step=step, attempt=attempt, retry=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why ranks wait for each other."""
+
+    culprits: list[int]
+    """The ranks to look at."""
+    hosts: str
+    text: str
+    key: str
+    """The same for the same collective, however long ranks have waited."""
+
+
+def explain(ranks: Sequence[RankCalls]) -> Explanation | None:
+    """Returns what the calls of ranks show; None: that none of them waits."""
     calls = _CallsOfRanks(ranks)
     waits = calls.waits()
     if not waits:
         return None
-    culprits, text = calls.mismatch() or calls.described(waits[0])
-    where = f"node {calls.hosts(culprits)}"
-    hint = f"where the threads are: {run.stacks(culprits[0])}"
-    error = SlurmftError(f"the job hangs: {text}", hint)
-    step = max(each.step for each in ranks)
-    attempt = ranks[0].attempt
-    return Failure.of(where, error, step=step, attempt=attempt, retry=True)
+    first = waits[0]
+    culprits, text = calls.mismatch() or calls.described(first)
+    key = f"{first.group} {first.number}"
+    return Explanation(culprits, calls.hosts(culprits), text, key)
 
 
 def loss_of_peer(ranks: Sequence[RankCalls]) -> str:
@@ -67,7 +96,8 @@ def loss_of_peer(ranks: Sequence[RankCalls]) -> str:
     last: dict[int, Call] = {}
     members: set[int] = set()
     for each in ranks:
-        if each.calls is not None and each.calls.calls:
+        # Others are those of an earlier moment, in which ranks only looked hung.
+        if each.calls is not None and each.calls.lost_peer and each.calls.calls:
             last[each.rank] = each.calls.calls[-1]
             members = set(range(each.calls.world_size))
     missing = sorted(members - last.keys())
@@ -86,6 +116,7 @@ def loss_of_peer(ranks: Sequence[RankCalls]) -> str:
 class _Wait:
     """A collective that some ranks wait in."""
 
+    group: str
     number: int
     calls: dict[int, Call]
     """By rank, of the ranks that wait."""
@@ -149,7 +180,7 @@ class _CallsOfRanks:
             is_first = last is None and number == 1 and not known.is_full
             if is_first:
                 absent.append(rank)
-        return _Wait(number, calls, absent, silent)
+        return _Wait(group, number, calls, absent, silent)
 
     def mismatch(self) -> tuple[list[int], str] | None:
         """Returns the ranks that have called something else than most, and what; None: the calls

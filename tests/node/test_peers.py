@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -22,7 +23,7 @@ from slurmft.core.run_files import ATTEMPT, Failure
 from slurmft.node import memory_kills, signals
 from slurmft.node import supervisor as node_supervisor
 from slurmft.node.memory_kills import MemoryKills
-from slurmft.node.peers import FAILED, HANG, Peers
+from slurmft.node.peers import FAILED, HANG, WAIT, Peers
 from slurmft.node.rendezvous import (
     LISTEN,
     NO_PORT,
@@ -34,6 +35,7 @@ from slurmft.node.task import record_torchrun_failure
 from slurmft.node.watchdog import Watchdog
 from slurmft.runs.rundir import RunDir
 from tests.support import PATIENCE_S, until
+from tests.support.made_runs import calls_of_rank, write_rank_calls
 
 WAIT_S = PATIENCE_S
 
@@ -88,6 +90,17 @@ def test_all_hear_what_one_tells() -> None:
     late = join(port)
     assert late.heard(FAILED, WAIT_S)
     assert late.heard(HANG, WAIT_S)
+
+
+def test_a_word_that_was_taken_may_be_told_again() -> None:
+    """Ranks may hang, move, and hang again."""
+    head, port = head_and_port()
+    tells, hears = join(port), join(port)
+    for _ in range(2):
+        tells.tell(HANG)
+        assert hears.heard(HANG, WAIT_S)
+        assert all(each.take(HANG) for each in (head, tells, hears))
+        assert not hears.take(HANG)
 
 
 def test_strangers_and_those_who_left_do_no_harm() -> None:
@@ -304,6 +317,33 @@ def test_a_hang_on_one_node_is_seen_on_all(
     task.supervisor.stop(signal.SIGTERM)
     other.tell(FAILED)
     task.end()
+
+
+@pytest.mark.processes
+def test_the_head_tells_once_that_ranks_wait(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[RunDir] = []
+
+    def write(self: Watchdog, run: RunDir) -> None:
+        written.append(run)
+        write_rank_calls(run, 0, calls_of_rank(waits_s=301.0 + len(written)))
+
+    monkeypatch.setattr(Watchdog, "has_new_wait", lambda self: True)
+    monkeypatch.setattr(Watchdog, "keep_present_calls", write)
+    monkeypatch.setattr(node_supervisor, "_OTHERS_S", 0)
+    head, port = head_and_port()
+    node, task = join(port), Supervised(run, head)
+    assert node.heard(WAIT, WAIT_S)
+    until(lambda: len(written) > 1)
+    task.supervisor.stop(signal.SIGTERM)
+    node.tell(FAILED)
+    task.end()
+    (line,) = run.records.read_text().splitlines()
+    text = json.loads(line)["text"]
+    assert text.startswith(
+        "ranks wait for each other: 1 rank has waited 5:02 min in all-reduce"
+    )
 
 
 def test_cause_on_another_node_is_awaited_without_files(

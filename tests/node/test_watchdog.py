@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from slurmft.node import ccl, watchdog
+from slurmft.core.files import write_json
+from slurmft.node import ccl, flight_recorder, watchdog
 from slurmft.node.heartbeat import Heart, note_process, read
 from slurmft.node.watchdog import Watchdog
-from tests.support.made_runs import write_run
+from tests.support.made_runs import calls_of_rank, write_run
 
 
 @pytest.fixture
@@ -264,7 +265,7 @@ def test_a_rank_without_a_number_gets_no_signal(
     signalled: list[int] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: signalled.append(pid))
     monkeypatch.setattr(watchdog, "_DUMP_S", 0)
-    monkeypatch.setattr(dog, "_stack_text", lambda rank: "")
+    monkeypatch.setattr(dog, "_stack_text", lambda rank, start: "")
     dog.dump(write_run(tmp_path / "run"))
     dog.close()
     assert signalled == []
@@ -291,3 +292,129 @@ def test_never(clock: Clock) -> None:
     clock.sleep(off, 10000)
     assert off.check() is None
     off.close()
+
+
+def test_ranks_that_moved_may_hang_later(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they told the first time is not taken for what they do the second time."""
+    dog = Watchdog(timeout_s=100)
+    run = write_run(tmp_path / "run")
+    beats = heart(dog, 0)
+    stacks = dog.folder / "stacks-0"
+    stacks.touch()
+    places = iter(["at first", "later", "never"])
+
+    def write_stacks(pid: int, number: int) -> None:
+        with stacks.open("a") as file:
+            file.write(next(places))
+
+    monkeypatch.setattr(os, "kill", write_stacks)
+    monkeypatch.setattr(watchdog, "_DUMP_S", 0)
+    dog.dump(run)
+    # Of the same hang, on the word of another node.
+    dog.dump(run)
+    clock.now += 1
+    beats.beat(1, "train")
+    dog.dump(run)
+    dog.close()
+    _, first, second = run.stacks(0).read_text().split("--- ")
+    assert first.endswith("at first")
+    assert second.endswith("later")
+    assert "at first" not in second
+
+
+def test_a_dump_that_takes_long_is_no_sleep(
+    clock: Clock, dog: Watchdog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watchdog looks again after it, to see whether ranks have moved."""
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    heart(dog, 0)
+    clock.sleep(dog, 605)
+    assert dog.check() is not None
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(watchdog, "_DUMP_S", 30)
+    monkeypatch.setattr(dog, "_stack_text", lambda rank, start: "")
+    dog.dump(write_run(tmp_path / "run"))
+    assert dog.check() is not None
+
+
+class Answers:
+    """A rank that answers what it is asked, at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.idle_s = 0.0
+        self.waits_s: float | None = None
+        self.asked = 0
+        monkeypatch.setattr(flight_recorder, "ask", self.ask)
+
+    def ask(self, folder: str, rank: int) -> bool:
+        self.asked += 1
+        calls = calls_of_rank(idle_s=self.idle_s, waits_s=self.waits_s)
+        write_json(Path(flight_recorder.answer_file(folder, rank)), calls)
+        return True
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
+    return Answers(monkeypatch)
+
+
+def test_a_silent_rank_with_collectives_does_not_hang(
+    clock: Clock, dog: Watchdog, answers: Answers
+) -> None:
+    """Of most programs the first rank alone prints."""
+    heart(dog, 0).beat(0, "output")
+    answers.idle_s = 3
+    clock.sleep(dog, 1000)
+    assert dog.check() is None
+    # Once in each time that it may be silent.
+    assert answers.asked == 9
+    answers.idle_s = 120
+    clock.sleep(dog, 115)
+    hang = dog.check()
+    assert hang is not None
+    assert hang.description.startswith("no output for")
+
+
+def test_a_silent_rank_that_does_not_answer_hangs(
+    clock: Clock, dog: Watchdog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flight_recorder, "ask", lambda folder, rank: True)
+    heart(dog, 0).beat(0, "output")
+    clock.sleep(dog, 120)
+    assert dog.check() is not None
+
+
+def test_a_wait_is_told_where_no_hang_ends_a_job(
+    clock: Clock, answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signalled: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: signalled.append(pid))
+    patient = Watchdog(timeout_s=0)
+    heart(patient, 0).beat(0, "output")
+
+    def is_told(seconds: int) -> int:
+        count = 0
+        for _ in range(seconds // 5):
+            clock.now += 5
+            if answers.waits_s is not None:
+                answers.waits_s += 5
+                answers.idle_s += 5
+            count += patient.has_new_wait()
+            assert patient.check() is None
+        return count
+
+    # It prints nothing, and has no collective that waits.
+    assert is_told(1000) == 0
+    answers.waits_s = answers.idle_s = 0.0
+    assert is_told(290) == 0
+    assert is_told(5000) == 1
+    # The next one.
+    answers.waits_s = answers.idle_s = 0.0
+    assert is_told(1000) == 1
+    patient.close()
+    assert signalled == []

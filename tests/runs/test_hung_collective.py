@@ -235,3 +235,26 @@ def test_damaged_files_say_nothing(tmp_path: Path) -> None:
     run.rank_calls(0).write_text('{"rank": "x"}')
     run.rank_calls(1).write_text("{")
     assert run.all_rank_calls(1) == []
+
+
+def test_calls_that_do_not_fit_together_when_a_rank_failed(tmp_path: Path) -> None:
+    """gloo aborts a program that gets more than it waits for; the others wait on."""
+    run = write_run(tmp_path / "run")
+    killed = Failure("rank 2 on n2", "the program was killed by SIGABRT", attempt=1)
+    wrong = of_rank(3, call(1203), call(1204, waits=True, bytes=4))
+    record_of(run, killed, waiting(0), waiting(1), of_rank(2, calls=None), wrong)
+    words = run.records.read_text()
+    assert "rank 3 on n2 called all-reduce 1,204 of 4 bytes" in words
+    assert len(run.failures_of(1)) == 1
+
+
+def test_what_a_rank_told_before_it_lost_another_is_no_record_of_that(
+    tmp_path: Path,
+) -> None:
+    run = write_run(tmp_path / "run")
+    lost = Failure(
+        "rank 0 on n1", "connection reset", secondary=True, meetings=0, attempt=1
+    )
+    ranks = [of_rank(rank, call(1204), lost_peer=True) for rank in (0, 1, 3)]
+    record_of(run, lost, *ranks, of_rank(2, call(900), process="gone"))
+    assert "rank 2 on n2 has left no record" in run.records.read_text()

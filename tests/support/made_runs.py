@@ -12,7 +12,7 @@ from typing import Any
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.files import write_json
 from slurmft.core.options import build
-from slurmft.core.run_files import Submission
+from slurmft.core.run_files import Call, CallGroup, Calls, RankCalls, Submission
 from slurmft.runs.records import RecordWriter, StepWindows
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
@@ -195,3 +195,38 @@ def write_trained(path: Path, model: Path, **fields: Any) -> RunDir:
     run = write_run(path, model=str(model), **fields)
     shutil.copytree(model, run.model)
     return run
+
+
+def calls_of_rank(idle_s: float | None = None, waits_s: float | None = None) -> Calls:
+    """The collectives of one rank of two; it waits in the last one, unless `waits_s` is None."""
+    call = Call(
+        group="gloo:0",
+        number=7,
+        operation="all_reduce",
+        bytes=4,
+        waits=waits_s is not None,
+        seconds=waits_s or 0.0,
+    )
+    return Calls(
+        world_size=2,
+        lost_peer=False,
+        is_full=False,
+        where="",
+        groups={"gloo:0": CallGroup(last=7, ranks=[0, 1])},
+        calls=[call],
+        idle_s=idle_s,
+    )
+
+
+def write_rank_calls(run: RunDir, rank: int, calls: Calls) -> None:
+    """Writes what a rank of the first attempt has told."""
+    state = RankCalls(
+        rank=rank,
+        host="n1",
+        attempt=1,
+        process="S",
+        step=0,
+        phase="output",
+        calls=calls,
+    )
+    write_json(run.rank_calls(rank), state)
