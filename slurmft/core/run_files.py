@@ -260,7 +260,8 @@ class CallGroup:
 class Calls:
     """The last collectives of a rank, by torch's Flight Recorder."""
 
-    world_size: int
+    # A damaged number of ranks must not be counted to.
+    world_size: Annotated[int, range(1, 2**17)]
     lost_peer: bool
     """It ended by an exception: then torch does not say which calls have ended."""
     is_full: bool

@@ -26,6 +26,8 @@ _NAMES = {
 _EQUAL_SIZES = ("all-reduce", "all-gather", "reduce-scatter", "broadcast")
 """Operations that need as many bytes on every rank."""
 _STOPPED = ("T", "t")
+_NO_ANSWER = ""
+"""The place of ranks that do not answer."""
 _WIDTH = 80
 """The longest text that is taken from a file of a rank."""
 
@@ -55,7 +57,7 @@ def record(run: RunDir, attempt: int) -> None:
 
 def hang(run: RunDir, ranks: Sequence[RankCalls]) -> Failure | None:
     """Returns the failure that the calls of ranks that hung show; None: they show none."""
-    found = explain(ranks)
+    found = explain(ranks) or _different_places(ranks)
     if found is None:
         return None
     where = f"node {found.hosts}"
@@ -88,6 +90,21 @@ def explain(ranks: Sequence[RankCalls]) -> Explanation | None:
     culprits, text = calls.mismatch() or calls.described(first)
     key = f"{first.group} {first.number}"
     return Explanation(culprits, calls.hosts(culprits), text, key)
+
+
+def _different_places(ranks: Sequence[RankCalls]) -> Explanation | None:
+    """Returns where ranks are that wait in no collective, but perhaps for a message or a key of the
+    store; None: all are at one place, or nobody knows where."""
+    calls = _CallsOfRanks(ranks)
+    if not calls.known:
+        return None
+    groups = calls.by_place()
+    if len(groups) < 2:
+        return None
+    # One that is elsewhere than the others is the one to look at.
+    culprits = min(groups.values(), key=len)
+    text = f"no rank waits in a collective{calls.places(groups)}"
+    return Explanation(culprits, calls.hosts(culprits), text, text)
 
 
 def loss_of_peer(ranks: Sequence[RankCalls]) -> str:
@@ -129,7 +146,7 @@ class _Wait:
 class _CallsOfRanks:
     def __init__(self, ranks: Iterable[RankCalls]) -> None:
         self._ranks = {each.rank: each for each in ranks}
-        self._known: dict[int, Calls] = {}
+        self.known: dict[int, Calls] = {}
         """By rank, of those that have answered."""
         self._calls: dict[str, dict[int, dict[int, Call]]] = {}
         """Group -> number -> rank -> call."""
@@ -137,7 +154,7 @@ class _CallsOfRanks:
             # Of a rank that has lost another one, torch does not know which calls have ended.
             if each.calls is None or each.calls.lost_peer:
                 continue
-            self._known[each.rank] = each.calls
+            self.known[each.rank] = each.calls
             for call in each.calls.calls:
                 numbers = self._calls.setdefault(call.group, defaultdict(dict))
                 numbers[call.number][each.rank] = call
@@ -165,11 +182,11 @@ class _CallsOfRanks:
     def _wait(self, group: str, number: int, calls: dict[int, Call]) -> _Wait:
         members: set[int] = set()
         for rank in calls:
-            members |= set(self._known[rank].groups[group].ranks)
+            members |= set(self.known[rank].groups[group].ranks)
         absent = []
         silent = []
         for rank in sorted(members - calls.keys()):
-            known = self._known.get(rank)
+            known = self.known.get(rank)
             if known is None:
                 silent.append(rank)
                 continue
@@ -213,16 +230,37 @@ class _CallsOfRanks:
         if wait.absent:
             verb = _verb(wait.absent, "has", "have")
             text = f"{self.names(wait.absent)} {verb} not come to {call}; {waited}"
-            calls = self._ranks[wait.absent[0]].calls
-            if calls is not None and calls.where:
-                text += (
-                    f"; {_ranks(wait.absent[:1])} is at {shown(calls.where, _WIDTH)}"
-                )
-            return wait.absent, text
+            return wait.absent, text + self.places(self.by_place(wait.absent))
         if wait.silent:
             text = f"{waited} in {call}; {self._silence(wait.silent)}"
             return wait.silent, text
         return sorted(wait.calls), f"{waited} in {call}; no rank is known to be missing"
+
+    def by_place(self, ranks: Iterable[int] | None = None) -> dict[str, list[int]]:
+        """Returns where ranks are, in words -> the ranks."""
+        if ranks is None:
+            ranks = sorted(self._ranks)
+        ranks_at: dict[str, list[int]] = defaultdict(list)
+        for rank in ranks:
+            known = self.known.get(rank)
+            if known is None:
+                ranks_at[_NO_ANSWER].append(rank)
+            elif known.where:
+                ranks_at[shown(known.where, _WIDTH)].append(rank)
+        return ranks_at
+
+    def places(self, ranks_at: dict[str, list[int]]) -> str:
+        """Returns where ranks are, to be added to a text."""
+        places = []
+        for place, ranks in ranks_at.items():
+            if place == _NO_ANSWER:
+                places.append(self._silence(ranks))
+                continue
+            verb = _verb(ranks, "is", "are")
+            places.append(f"{_ranks(ranks)} {verb} at {place}")
+        if not places:
+            return ""
+        return f"; {some(places, 3, '; ')}"
 
     def _silence(self, ranks: list[int]) -> str:
         states = {

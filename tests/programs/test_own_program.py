@@ -397,7 +397,7 @@ def test_silence_is_a_hang(here: Path) -> None:
     )
     done = run("--hang-timeout-s", "3", "--max-requeues", "0", "--", "hangs.py")
     assert done.code != 0
-    assert "hangs: no step for" in done.err
+    assert "hangs: no output for" in done.err
     assert 'hangs.py", line 3' in done.run.stacks(0).read_text()
 
 

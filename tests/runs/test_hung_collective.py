@@ -86,6 +86,15 @@ def test_several_do_not_come(tmp_path: Path) -> None:
     )
 
 
+def test_where_each_of_several_is(tmp_path: Path) -> None:
+    """One may wait for the other, in what is no collective."""
+    places = {1: "a.py:5", 2: "b.py:6", 3: "a.py:5"}
+    late = [of_rank(rank, call(1203), where=place) for rank, place in places.items()]
+    assert text(tmp_path, waiting(0), *late).endswith(
+        "; ranks 1, 3 are at a.py:5; rank 2 is at b.py:6"
+    )
+
+
 def test_the_first_call_of_a_group(tmp_path: Path) -> None:
     """A rank that has not called anything in a group has not come to its first call; but where
     older calls are not recorded any more, nobody knows."""
@@ -174,6 +183,21 @@ def test_sizes_may_differ_where_the_operation_allows_it(tmp_path: Path) -> None:
     assert "must make the same calls" not in text(tmp_path, *ranks)
 
 
+def test_ranks_that_wait_for_something_else(tmp_path: Path) -> None:
+    """As for a key of the store, or for a message."""
+    at_key = [of_rank(rank, call(7), where="store.py:5") for rank in (0, 1, 2)]
+    late = of_rank(3, call(7), where="data.py:7")
+    failure = hung_collective.hang(RunDir(tmp_path), [*at_key, late])
+    assert failure is not None
+    assert failure.where == "node n2"
+    assert failure.message == (
+        "the job hangs: no rank waits in a collective; ranks 0, 1, 2 are at store.py:5; "
+        "rank 3 is at data.py:7"
+    )
+    stopped = of_rank(3, process="T", calls=None)
+    assert text(tmp_path, *at_key, stopped).endswith("; rank 3 on n2 is stopped")
+
+
 def test_nobody_waits(tmp_path: Path) -> None:
     """Also of ranks that have lost others: torch calls all of their calls ended."""
     assert text(tmp_path, *(of_rank(rank, call(7)) for rank in range(4))) == ""
@@ -234,6 +258,10 @@ def test_damaged_files_say_nothing(tmp_path: Path) -> None:
     run.rank_calls(0).parent.mkdir(exist_ok=True)
     run.rank_calls(0).write_text('{"rank": "x"}')
     run.rank_calls(1).write_text("{")
+    write_json(run.rank_calls(2), of_rank(2, call(7)))
+    written = run.rank_calls(2).read_text()
+    many = written.replace('"world_size": 4', '"world_size": 10000000000')
+    run.rank_calls(2).write_text(many)
     assert run.all_rank_calls(1) == []
 
 
