@@ -18,7 +18,9 @@ from slurmft.cluster import submit as cluster_submit
 from slurmft.cluster import wait as cluster_wait
 from slurmft.core import site
 from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.errors import UsageError
 from slurmft.core.options import Option, options, unknown_option
+from slurmft.core.program import PREDICT, trained_by
 from slurmft.core.terminal import plain
 from slurmft.programs import submission
 from slurmft.programs.description import FLAGS
@@ -71,6 +73,25 @@ class Run:
     def name(self) -> str:
         """The name of the run directory."""
         return self.path.name
+
+    @property
+    def model(self) -> Path:
+        """The folder of the model that it has trained, as transformers loads it; of a prediction,
+        that of the model which predicts.
+
+        Raises:
+            UsageError: there is none, or none yet.
+        """
+        program = self.config.program
+        files = self._files
+        if program.kind == PREDICT:
+            files = RunDir(Path(trained_by(program.settings)))
+        if not files.model.is_dir():
+            raise UsageError(
+                f"the run {str(files.path)!r} has no model: it is {files.get_state().state}",
+                "a training has one when it has finished",
+            )
+        return files.model
 
     @property
     def job(self) -> str:

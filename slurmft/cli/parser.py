@@ -9,6 +9,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 from slurmft.cli import Submitted, foreign_flags
@@ -283,9 +284,14 @@ class Parser(argparse.ArgumentParser):
             hint = foreign_flags.program_hint(words)
         else:
             flag = foreign_flags.taker(word, self.options)
-            if flag in self._option_string_actions:
+            if self._takes_one_run() and _is_run(word):
+                hint = f"{self.prog} takes one run; slurmft list shows several"
+            elif flag in self._option_string_actions:
                 hint = f"did you mean {flag} {shlex.quote(word)}?"
         return UsageError(f"unexpected argument {word!r}", hint)
+
+    def _takes_one_run(self) -> bool:
+        return any(action.dest == "run" for action in self._get_positional_actions())
 
     def _with_values_joined(self, argv: list[str]) -> list[str]:
         """Returns a command line with `--resume-args=--x` in place of `--resume-args --x`.
@@ -396,6 +402,15 @@ class Parser(argparse.ArgumentParser):
 def _name_of(action: argparse.Action) -> str:
     """Returns what a person calls an argument: its flag, or the word in the usage line."""
     return str((*action.option_strings, action.metavar, action.dest)[0])
+
+
+def _is_run(word: str) -> bool:
+    """Returns whether a word names the directory of a run."""
+    from slurmft.runs.rundir import (
+        RunDir,
+    )  # commands without such a mistake need not wait for it
+
+    return RunDir(Path(word)).exists()
 
 
 def _help_width() -> int:

@@ -1,8 +1,10 @@
 """File systems: which one a path lies on, whether other nodes may see it, how much room it has."""
 
+import contextlib
 import errno
 import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,13 +111,28 @@ def place_of(error: BaseException, default: Path) -> Path:
 
 def reason(error: BaseException, path: Path) -> str:
     """Returns in words why a path cannot be written: the system's message, and what its disk
-    lacks."""
+    lacks, or whose folder refuses it."""
     disk = why_not(error, path)
     number = disk_error(error)
     if disk is None or number is None:
-        return getattr(error, "strerror", None) or str(error)
+        text = getattr(error, "strerror", None) or str(error)
+        return f"{text}{_owner_who_refuses(error, path)}"
     problem, _ = disk
     return f"{os.strerror(number)}: {problem}"
+
+
+def _owner_who_refuses(error: BaseException, path: Path) -> str:
+    """Returns whose the folder is in which this user may make nothing; "" where it is theirs."""
+    if not isinstance(error, PermissionError):
+        return ""
+    folder = existing(path)
+    # KeyError: no user has the number.
+    with contextlib.suppress(OSError, KeyError):
+        status = folder.stat()
+        if status.st_uid != os.geteuid():
+            mode = stat.S_IMODE(status.st_mode)
+            return f": {str(folder)!r} belongs to {folder.owner()} (mode {mode:o})"
+    return ""
 
 
 # numpy's words: they lack those of the system.

@@ -1,6 +1,7 @@
 """Site files: defaults of a site in TOML, whose keys are the names of the flags."""
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def site_defaults(known: Mapping[str, Option]) -> dict[str, Any]:
     defaults: dict[str, Any] = {}
     for where, values in layers:
         used = {name: value for name, value in values.items() if name not in left_out}
-        typed = typed_values(where, used, known)
+        typed = _site_values(where, used, known)
         # Those of --on are complete: whoever wrote them knew the cluster.
         if where == _WHERE_ON:
             defaults = overridden(defaults, typed)
@@ -129,8 +130,44 @@ def job_default(name: str) -> Any:
     # This value alone: a mistake in another line is for the command that uses that.
     for where, values in reversed(_layers()):
         if name in values:
-            return typed_values(where, {name: values[name]}, kernel_options)[name]
+            return _site_values(where, {name: values[name]}, kernel_options)[name]
     return kernel_options[name].default
+
+
+def _site_values(
+    where: str | Path, values: dict[str, Any], known: Mapping[str, Option]
+) -> dict[str, Any]:
+    """Converts values of a site file to the types of their options; paths have variables of the
+    environment replaced: a centre has one file for all its users, and a folder for each."""
+    typed = typed_values(where, values, known)
+    for name, value in typed.items():
+        # Places on the nodes are theirs to know.
+        if isinstance(value, str) and known[name].path in ("input", "output"):
+            try:
+                typed[name] = _with_variables(name, value)
+            except UsageError as error:
+                raise in_file(where, error) from None
+    return typed
+
+
+def _with_variables(name: str, path: str) -> str:
+    """Returns a path with the values of `$NAME` and `${NAME}`.
+
+    Raises:
+        UsageError: a variable is not set, or empty: another folder would be meant.
+    """
+
+    def value_of(match: re.Match[str]) -> str:
+        variable = match[1] or match[2]
+        value = os.environ.get(variable)
+        if not value:
+            raise UsageError(
+                f"{name} = {path!r}, and ${variable} is not set",
+                f"export {variable}, or write the path in full",
+            )
+        return value
+
+    return re.sub(r"\$(?:(\w+)|\{(\w+)\})", value_of, path)
 
 
 def _options_of_on() -> dict[str, Any]:

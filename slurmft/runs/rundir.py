@@ -183,6 +183,10 @@ class RunDir:
     def unwritable(self, error: OSError) -> UsageError:
         """Returns the error for a run directory that cannot be made or written to."""
         hint = "give a folder that you can write, on a file system that the nodes see: --runs-dir"
+        if isinstance(error, PermissionError):
+            hint += (
+                '; for several users, runs_dir = "/FOLDER/$USER/runs" in the site file'
+            )
         disk = filesystem.why_not(error, self.path)
         if disk is not None:
             _, cure = disk

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from slurmft.cluster.wait import JobWatch
 from slurmft.core import filesystem
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import read_json, write_json
+from slurmft.core.program import PREDICT
 from slurmft.core.run_files import Failure
 from slurmft.runs import records, resolve
 from slurmft.runs.rundir import RunDir
@@ -899,6 +901,30 @@ def test_a_finished_run_in_a_script(three: Path) -> None:
     assert run.status()["result"] == run.result
     assert run.logs() == ""
     assert slurmft.Run(Path("runs") / OLD).name == OLD
+
+
+def test_a_second_run_is_no_folder_of_runs(three: Path) -> None:
+    """`slurmft status runs/*` advised to give a run as --runs-dir."""
+    with pytest.raises(UsageError, match="unexpected argument") as caught:
+        cli_status.main([f"runs/{OLD}", f"runs/{MIDDLE}"])
+    assert (
+        caught.value.hint == "slurmft status takes one run; slurmft list shows several"
+    )
+
+
+def test_model_of_the_last_run_which_may_be_a_prediction(tmp_path: Path) -> None:
+    """`Run("last")`, after `predict last`, had no model."""
+    training = write_run(tmp_path / "a")
+    with pytest.raises(UsageError, match="has no model: it is finished"):
+        _ = slurmft.Run(training.path).model
+    training.model.mkdir()
+    assert slurmft.Run(training.path).model == training.model
+    prediction = write_run(tmp_path / "b")
+    config = prediction.load_config()
+    settings = config.program.settings | {"model": str(training.model)}
+    program = replace(config.program, kind=PREDICT, settings=settings)
+    prediction.config.write_text(replace(config, program=program).to_json())
+    assert slurmft.Run(prediction.path).model == training.model
 
 
 def test_cancel_and_wait(

@@ -394,6 +394,29 @@ def test_layers_of_site_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         configure({})
 
 
+def test_site_file_with_a_folder_for_each_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taken as it stood, all users would have got one folder, of the name "$USER"."""
+    centre = tmp_path / "etc.toml"
+    monkeypatch.setattr(site, "OF_CENTRE", centre)
+    monkeypatch.setenv("SLURMFT_TEST_SCRATCH", str(tmp_path / "scratch"))
+    monkeypatch.setenv("SLURMFT_TEST_USER", "ada")
+    centre.write_text(
+        'runs_dir = "${SLURMFT_TEST_SCRATCH}/$SLURMFT_TEST_USER/runs"\n'
+        'data = "$SLURMFT_TEST_SCRATCH/data"\nstage_dir = "$SLURMFT_TEST_SCRATCH"\n'
+    )
+    assert site.job_default("runs_dir") == f"{tmp_path}/scratch/ada/runs"
+    defaults = site_defaults(OPTIONS)
+    assert defaults["runs_dir"] == f"{tmp_path}/scratch/ada/runs"
+    assert defaults["data"] == f"{tmp_path}/scratch/data"
+    # A place on the nodes, which have variables of their own.
+    assert defaults["stage_dir"] == "$SLURMFT_TEST_SCRATCH"
+    monkeypatch.setenv("SLURMFT_TEST_USER", "")
+    with pytest.raises(UsageError, match=r"etc.toml: runs_dir = .*USER is not set"):
+        site.job_default("runs_dir")
+
+
 def test_dry_run_of_a_range_of_nodes() -> None:
     text = dry_run.text(configure({"nodes": 4, "min_nodes": 2}), "local")
     assert "  where    on this machine, without Slurm: 4 simulated node(s)\n" in text

@@ -93,6 +93,19 @@ def test_runs_dir_that_cannot_be_written(tmp_path: Path) -> None:
         make(tmp_path)
 
 
+def test_runs_dir_of_somebody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a centre's site file gives it to all users: the second one was told of no owner."""
+    owner = tmp_path.owner()
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    error = RunDir(tmp_path / "runs/synthetic").unwritable(
+        PermissionError(errno.EACCES, "Permission denied")
+    )
+    assert f"denied: {str(tmp_path)!r} belongs to {owner} (mode 700)" in str(error)
+    assert 'runs_dir = "/FOLDER/$USER/runs"' in str(error.hint)
+
+
 def test_runs_dir_below_a_folder_that_everybody_can_write(tmp_path: Path) -> None:
     """Its jobs would be refused on their nodes, after the queue."""
     shared = tmp_path / "shared"

@@ -29,6 +29,7 @@ from slurmft.core.filesystem import absolute
 from slurmft.core.options import TYPE_NAMES
 from slurmft.core.site import in_file, typed_values
 from slurmft.plugins.studies import programs, published
+from slurmft.plugins.studies.table import setting_text
 from slurmft.runs.scan import MeasuredRun
 from slurmft.train.login.configure import OPTIONS
 
@@ -67,6 +68,9 @@ _FIELDS_OF_REPEATS = {
 """What differs between the repeats of a cell, and so cannot vary between cells."""
 _MAX_RUNS = 100_000
 """Runs of the largest study: a file that asks for more has a mistake in its lists."""
+_BOUNDS = {"repeats": (1, 1000), "at_most": (1, _MAX_RUNS), "retries": (0, 100)}
+"""Smallest and largest value of each number: no retries are a choice, no repeats would be no
+study, and a digit too many is an error of the file rather than of its hundredth job."""
 
 Cell = dict[str, Any]
 """Varied field -> value, in the order of the study file, as JSON has them."""
@@ -229,10 +233,12 @@ def _check_key(path: Path, key: str, value: Any) -> None:
             f"{path}: {key} must be {_TYPES[kind]}, not {value!r}",
             "see slurmft study --help",
         )
-    # No retries are a choice; no repeats would be no study.
-    least = 0 if key == "retries" else 1
-    if kind is int and value < least:
-        raise UsageError(f"{path}: {key} = {value} must be at least {least}")
+    if kind is int:
+        least, most = _BOUNDS[key]
+        if not least <= value <= most:
+            raise UsageError(
+                f"{path}: {key} = {value} must be between {least} and {most:,}"
+            )
 
 
 def _published(path: Path, name: str) -> Path | None:
@@ -414,7 +420,7 @@ def repeat_of(run: MeasuredRun) -> RepeatKey | None:
 
 def label(cell: Cell) -> str:
     """Returns a cell as it is shown: nodes=2 batch_size=64"""
-    return " ".join(f"{key}={value}" for key, value in cell.items())
+    return " ".join(f"{key}={setting_text(value)}" for key, value in cell.items())
 
 
 # --- runs of cells --------------------------------------------------------------------------------

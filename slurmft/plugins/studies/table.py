@@ -109,7 +109,7 @@ def cell_columns(
         raw = [cell.get(name) for cell in cells]
         full_texts = []
         for value in raw:
-            full_texts.append(NOTHING if value is None else str(value))
+            full_texts.append(NOTHING if value is None else setting_text(value))
         texts = without_folders(full_texts)
         values = []
         for value, text in zip(raw, texts, strict=True):
@@ -144,7 +144,15 @@ def lines_of_cells(
 
 # --- values ---------------------------------------------------------------------------------------
 
-_PATH = r"(?<![\w./])(?:/[^/\s,'\"]+)+"
+
+def setting_text(value: Any) -> str:
+    """Returns the value of a setting as people write it: a list has no brackets and quotes."""
+    if isinstance(value, (list, tuple)):
+        return "; ".join(map(str, value)) or "none"
+    return str(value)
+
+
+_PATH = r"(?<![\w./])(?:/[^/\s,;'\"]+)+"
 """An absolute path in a text or a list: no relative one, and no part of a URL."""
 
 
@@ -152,8 +160,8 @@ def without_folders(texts: Sequence[str]) -> list[str]:
     """Returns texts whose long paths have no more folders than tell them apart."""
     # First the last part alone, then up to two folders before it.
     for folder_count in range(3):
-        last_parts = rf"[^/\s,'\"]+(?:/[^/\s,'\"]+){{{folder_count}}}"
-        path = rf"{_PATH}/({last_parts})(?=[\s,'\"]|$)"
+        last_parts = rf"[^/\s,;'\"]+(?:/[^/\s,;'\"]+){{{folder_count}}}"
+        path = rf"{_PATH}/({last_parts})(?=[\s,;'\"]|$)"
         shorter = [re.sub(path, r"\1", text) for text in texts]
         # As many different texts as before: no two values look alike that are not.
         if len(set(shorter)) == len(set(texts)):

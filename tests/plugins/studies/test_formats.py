@@ -11,10 +11,11 @@ import pytest
 
 from slurmft.cluster import time_use
 from slurmft.cluster.time_use import in_all, key_of
+from slurmft.plugins.studies import spec
 from slurmft.plugins.studies.report.formats import as_csv, as_markdown, as_text
 from slurmft.plugins.studies.report.measures import Row, RunSet
 from slurmft.plugins.studies.report.tables import time_tables
-from slurmft.plugins.studies.table import Table, column
+from slurmft.plugins.studies.table import Table, cell_columns, column
 from slurmft.runs.time_use import Part
 
 HOSTILE = "<script>alert('x')</script> & 50% $(rm) a_b {c} ~ ^ \\d | \"q\" #1"
@@ -48,6 +49,20 @@ def test_no_cell_is_a_formula(value: Any, cell: str) -> None:
     heads = Table("t", [column(str(value), [1])])
     ((head,), _) = csv.reader(io.StringIO(as_csv(heads), newline=""))
     assert head == (cell if isinstance(value, str) else str(value))
+
+
+def test_lists_are_shown_as_people_write_them() -> None:
+    """A report over the runs of users with different site files showed Python's lists."""
+    cells: list[dict[str, Any]] = [
+        {"setup": ["export A=1", "source /p/x/env.sh"]},
+        {"setup": []},
+    ]
+    (setup,) = cell_columns(cells, ["setup"])
+    assert [value.text for value in setup.values] == [
+        "export A=1; source env.sh",
+        "none",
+    ]
+    assert spec.label(cells[0]) == "setup=export A=1; source /p/x/env.sh"
 
 
 def test_columns_give_way_by_rank() -> None:

@@ -156,7 +156,7 @@ def test_site_file_and_repeatable_values(
         ),
         ("nodes = [1]", "'nodes' belongs to a table"),
         ("repeat = 3\n[grid]\nnodes = [1]", "did you mean repeats"),
-        ("repeats = 0\n[grid]\nnodes = [1]", "repeats = 0 must be at least 1"),
+        ("repeats = 0\n[grid]\nnodes = [1]", "repeats = 0 must be between 1 and 1,000"),
         (
             "repeats = '3'\n[grid]\nnodes = [1]",
             "repeats must be a whole number, not '3'",
@@ -165,7 +165,15 @@ def test_site_file_and_repeatable_values(
             "repeats = true\n[grid]\nnodes = [1]",
             "repeats must be a whole number, not True",
         ),
-        ("retries = -1\n[grid]\nnodes = [1]", "retries = -1 must be at least 0"),
+        ("retries = -1\n[grid]\nnodes = [1]", "retries = -1 must be between 0 and 100"),
+        (
+            "retries = 1000\n[grid]\nnodes = [1]",
+            "retries = 1000 must be between 0 and 100",
+        ),
+        (
+            "at_most = 1000000\n[grid]\nnodes = [1]",
+            "at_most = 1000000 must be between 1 and 100,000",
+        ),
         ("scaling = 'strnog'\n[grid]\nnodes = [1]", "did you mean strong"),
         ("title = 'a\\nb'\n[grid]\nnodes = [1]", "is not TOML"),
         ('title = "a\\nb"\n[grid]\nnodes = [1]', "is more than a line"),
@@ -201,7 +209,8 @@ def test_names_that_are_no_folder(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("repeats = 1_000_000_000\n[grid]\nnodes = [1, 2]", "2,000,000,000 runs"),
+        ("repeats = 1_000_000_000\n[grid]\nnodes = [1, 2]", "between 1 and 1,000"),
+        (f"repeats = 1000\n[grid]\nnodes = {[*range(1, 102)]}", "101,000 runs"),
         (
             "repeats = " + "9" * 5000 + "\n[grid]\nnodes = [1]",
             "is not TOML: Exceeds the limit",

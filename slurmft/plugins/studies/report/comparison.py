@@ -20,6 +20,7 @@ from slurmft.plugins.studies.report.findings import (
 )
 from slurmft.plugins.studies.report.provenance import of_ranks, readers
 from slurmft.plugins.studies.stats import Array
+from slurmft.plugins.studies.table import setting_text
 from slurmft.runs import resolve, scan
 from slurmft.runs.scan import MeasuredRun
 
@@ -315,7 +316,7 @@ def _joined(values: Sequence[Any]) -> str:
 def _text(value: Any) -> str:
     if value in (None, "", [], ()):  # but not 0 or False
         return "-"
-    return str(value)
+    return setting_text(value)
 
 
 _WORK = {

@@ -8,6 +8,7 @@ from typing import Any
 from slurmft.core.options import Option
 from slurmft.plugins.studies.published import PublishedTable
 from slurmft.plugins.studies.report.measures import Row, result_of
+from slurmft.plugins.studies.table import setting_text
 from slurmft.train import recipes
 from slurmft.train.login.configure import OPTIONS
 
@@ -118,7 +119,7 @@ def _shown(value: Any) -> str:
     # True and False are ints to Python, and no numbers here.
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
-    return str(value)
+    return setting_text(value)
 
 
 def _label(name: str) -> str:

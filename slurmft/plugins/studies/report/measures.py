@@ -19,6 +19,7 @@ from slurmft.core.files import is_number
 from slurmft.plugins.studies import cells, spec
 from slurmft.plugins.studies.cells import BATCH_FIELDS, DEVICE_FIELDS, fields_of, varied
 from slurmft.plugins.studies.spec import GLOBAL_BATCH_SIZE, Cell, RepeatKey, Study
+from slurmft.plugins.studies.table import setting_text
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
 
@@ -660,7 +661,7 @@ def label(row: Row, fields: Sequence[str]) -> str:
     parts = []
     for name in in_order(fields):
         setting = name.replace("_", " ")
-        parts.append(f"{setting} {row.cell.get(name)}")
+        parts.append(f"{setting} {setting_text(row.cell.get(name))}")
     return ", ".join(parts) or "all"  # a set of a single cell has no fields
 
 

@@ -28,6 +28,7 @@ from slurmft.plugins.studies.table import (
     Value,
     column,
     decimals_of,
+    setting_text,
     without_folders,
 )
 from slurmft.runs.records import add_point
@@ -235,7 +236,7 @@ def _groups(rows: Sequence[Row], fields: Sequence[str]) -> dict[str, list[Row]]:
     for row in rows:
         if row.finished and row.devices:
             settings = measures.others(row, fields).values()
-            name = ", ".join(str(value) for value in settings)
+            name = ", ".join(map(setting_text, settings))
             named_rows.append((name, row))
             counts[name, row.devices] += 1
     ambiguous = set()
