@@ -136,7 +136,7 @@ def test_a_hang_and_its_requeue(server: Server, tmp_path: Path) -> None:
     assert done.code != 0
     first, second = server.await_messages(2)
     assert first["title"].endswith(": hang, restarting")
-    assert "rank 0 hangs: no output for" in first["message"].splitlines()[0]
+    assert "rank 0 hangs: no step for" in first["message"].splitlines()[0]
     assert second["title"].endswith(": failed")
     assert len(server.got) == 2
     assert not any(SECRET in text for text in texts(done.run))
