@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import slurmft
-from slurmft.cli import load_command, on_cluster, usage
+from slurmft.cli.commands import load_command, usage
+from slurmft.cli.hints import on_cluster
 from slurmft.core import interruption, plugins, terminal
 from slurmft.core.errors import Exit, SlurmftError, UsageError, run_main
 

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from slurmft.cluster import facts, launcher
 from slurmft.cluster import follow as cluster_follow
-from slurmft.cluster import launcher
-from slurmft.cluster import status as cluster_status
 from slurmft.cluster import submit as cluster_submit
 from slurmft.cluster import wait as cluster_wait
+from slurmft.cluster.fact_types import RunFacts
+from slurmft.cluster.status import run_statuses
 from slurmft.core import site
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import UsageError
@@ -114,12 +115,12 @@ class Run:
         by its own records, and by what the cluster says of its job."""
         # Without the environment: it has an entry for every rank, and no word about the state.
         run = MeasuredRun.read(self.path, with_environment=False)
-        (status,) = cluster_status.run_statuses([run])
+        (status,) = run_statuses([run])
         return status.state
 
-    def status(self) -> cluster_status.RunFacts:
+    def status(self) -> RunFacts:
         """Returns all that is known of the run, under the keys of `slurmft status --json`."""
-        return cluster_status.run_facts(self._files)
+        return facts.run_facts(self._files)
 
     @property
     def metrics(self) -> dict[str, float | None]:

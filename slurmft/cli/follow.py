@@ -12,8 +12,8 @@ import contextlib
 import sys
 from collections.abc import Collection
 
-from slurmft.cli import next_commands
 from slurmft.cli.elsewhere import Elsewhere
+from slurmft.cli.hints import next_commands
 from slurmft.cli.parser import Parser
 from slurmft.cluster import follow as cluster_follow
 from slurmft.cluster.wait import JobWatch

@@ -21,7 +21,8 @@ from typing import Any, NotRequired, TypedDict, cast
 
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, count, print_json
-from slurmft.cluster import status
+from slurmft.cluster import facts, status
+from slurmft.cluster.fact_types import Cost, RunSummary, TimeUse
 from slurmft.cluster.job_state import Phase
 from slurmft.core.errors import Exit, unknown
 from slurmft.core.files import is_measurement
@@ -48,16 +49,16 @@ _SORTED_BY = (
     "train_loss",
 )
 _NAMES = {"train_loss": "loss"}
-"""Key of --sort -> name of the value in `status.summary`, where they differ: the table shows
+"""Key of --sort -> name of the value in `facts.summary`, where they differ: the table shows
 another loss, that of the validation, among the metrics."""
 
 
-class ListedRun(status.RunSummary):
+class ListedRun(RunSummary):
     """One run of `slurmft list`. null is what is not known."""
 
-    cost: NotRequired[status.Cost]
+    cost: NotRequired[Cost]
     """With --cost."""
-    time_use: NotRequired[status.TimeUse]
+    time_use: NotRequired[TimeUse]
     """With --ettr."""
 
 
@@ -111,7 +112,7 @@ def _chosen(arguments: argparse.Namespace, top: Path) -> Listing:
     if arguments.newest:
         statuses = statuses[-arguments.newest :]
     # A run without a cost is one, too.
-    rows = [cast(ListedRun, status.summary(each)) for each in statuses]
+    rows = [cast(ListedRun, facts.summary(each)) for each in statuses]
     if arguments.cost:
         from slurmft.cluster import cost  # 5 ms
 
@@ -149,7 +150,7 @@ def _time_table(runs: Sequence[ListedRun]) -> list[str]:
 
 def _matches(run: MeasuredRun, name: str, text: str) -> bool:
     """Returns whether a value of a run contains a text, in which * stands for anything."""
-    values: Mapping[str, Any] = status.described(run)
+    values: Mapping[str, Any] = facts.described(run)
     # Lower case by hand: fnmatch leaves the case to the operating system.
     value_text = str(values[name] or "").lower()
     return fnmatch(value_text, f"*{text.lower()}*")

@@ -10,9 +10,9 @@ import textwrap
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypedDict
 
-from slurmft.cli import Submitted, foreign_flags
+from slurmft.cli import foreign_commands, foreign_flags
 from slurmft.core import plugins
 from slurmft.core.config import RunConfigFacts
 from slurmft.core.errors import Exit, SlurmftWarning, UsageError, nearest, unknown
@@ -29,6 +29,17 @@ SCREEN_LINES = 46
 SHORT_EXAMPLES = 3
 """Examples in a help that is longer than that."""
 _ALL_FLAGS = "show all flags, in full"
+
+
+class Submitted(TypedDict):
+    """A run that was submitted."""
+
+    run: str
+    """The run directory."""
+    name: str
+    job: str
+    cluster: str
+    """The launcher: slurm, local, ..."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -266,7 +277,7 @@ class Parser(argparse.ArgumentParser):
                 flag = word.partition("=")[0]
                 raise self._unknown_flag(flag)
         if rest:
-            is_program = foreign_flags.is_program(rest[0])
+            is_program = foreign_commands.is_program(rest[0])
             words = argv[argv.index(rest[0]) :]
             raise self._unexpected(rest[0], words, is_program)
         return arguments
@@ -281,7 +292,7 @@ class Parser(argparse.ArgumentParser):
         hint = f"see {self.prog} --help"
         # Others start no jobs: a file is a mistake of another kind there.
         if "nodes" in self.options and is_program:
-            hint = foreign_flags.program_hint(words)
+            hint = foreign_commands.program_hint(words)
         else:
             flag = foreign_flags.taker(word, self.options)
             if self._takes_one_run() and _is_run(word):

@@ -9,9 +9,10 @@ examples:
 
 from typing import TypedDict
 
-from slurmft.cli import foreign, next_commands
+from slurmft.cli import foreign
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.follow import follow
+from slurmft.cli.hints import next_commands
 from slurmft.cli.parser import Parser, print_json, typed_options
 from slurmft.cluster.submit import provenance, resume, show_resume
 from slurmft.core.config import JobConfig

@@ -18,9 +18,9 @@ How its stop, end and checkpoints are read: slurmft help your-own-program
 
 import shlex
 
-from slurmft.cli import submit_or_show
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, typed_options
+from slurmft.cli.submission import submit_or_show
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import UsageError
 from slurmft.core.options import options

@@ -9,7 +9,7 @@ examples:
 
 from collections.abc import Iterator
 
-from slurmft.cli import load_command
+from slurmft.cli.commands import load_command
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, print_json
 from slurmft.core import plugins

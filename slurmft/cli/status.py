@@ -7,10 +7,11 @@ examples:
   slurmft status 8123 --json               by its job's id, for programs
 """
 
-from slurmft.cli import next_commands
 from slurmft.cli.elsewhere import Elsewhere
+from slurmft.cli.hints import next_commands
 from slurmft.cli.parser import Parser, print_json
-from slurmft.cluster.status import RunFacts, run_facts
+from slurmft.cluster.fact_types import RunFacts
+from slurmft.cluster.facts import run_facts
 from slurmft.core.errors import Exit
 from slurmft.runs import resolve
 from slurmft.show import run_page, status_words

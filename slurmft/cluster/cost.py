@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from slurmft.cluster.fact_types import Cost
 from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.commands import JobUse
-from slurmft.cluster.status import Cost
 from slurmft.core.config import time_limit_min
 from slurmft.core.decode import decode_leniently
 from slurmft.core.errors import SlurmftError, UsageError

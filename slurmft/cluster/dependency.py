@@ -4,19 +4,17 @@ import dataclasses
 import shlex
 from typing import Any
 
+from slurmft.cluster.slurm.sbatch_options import DEPENDENCIES
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import UsageError
 from slurmft.core.options import flag
 from slurmft.runs.rundir import RunDir
 
-KINDS = {"after": "afterok", "after_any": "afterany"}
-"""Option -> Slurm's name of the dependency."""
-
 
 def settled(config: RunConfig, cluster: str, runs_dir: str | None) -> RunConfig:
     """Returns the configuration with the paths of the runs that it waits for, and with their jobs
     in `submission.dependency`. A requeued job keeps its id; a resumed run has its newest."""
-    names = {kind: getattr(config.job, kind) for kind in KINDS}
+    names = {kind: getattr(config.job, kind) for kind in DEPENDENCIES}
     waits = any(names.values())
     # A resume that waits for nothing any more must still clear what it waited for before.
     if not waits and config.submission.dependency is None:
@@ -25,14 +23,14 @@ def settled(config: RunConfig, cluster: str, runs_dir: str | None) -> RunConfig:
 
     conditions = []
     paths: dict[str, Any] = {}
-    for kind in KINDS:
+    for kind in DEPENDENCIES:
         runs = [resolve.find(name, runs_dir) for name in names[kind]]
         # Paths in place of names: `last` will soon be another run.
         paths[kind] = tuple(str(run.path) for run in runs)
         for run in runs:
             job_id = _awaited_job(run, flag(kind), cluster)
             if job_id:
-                conditions.append(f"{KINDS[kind]}:{job_id}")
+                conditions.append(f"{DEPENDENCIES[kind]}:{job_id}")
     job = dataclasses.replace(config.job, **paths)
     # Without conditions "", which clears what the run waited for before.
     dependency = ",".join(conditions)

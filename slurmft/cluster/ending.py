@@ -8,7 +8,7 @@ import os
 import re
 
 from slurmft.cluster.job_state import JobState, Phase, Report
-from slurmft.core import permissions
+from slurmft.core import users
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.runs import attempts
 from slurmft.runs.rundir import RunDir
@@ -64,6 +64,6 @@ def cancelled_error(job_id: str, report: Report) -> SlurmftError:
     message = f"the job {job_id} was cancelled"
     by_user_id = re.fullmatch(r"by (\d+)", report.reason)  # as accounting writes it
     if by_user_id:
-        user = permissions.user_name(int(by_user_id[1]))
+        user = users.user_name(int(by_user_id[1]))
         message += f" by {user}"
     return SlurmftError(message, None, Exit.CANCELLED)

@@ -20,7 +20,16 @@ from slurmft.cluster import launcher as cluster_launcher
 from slurmft.cluster.job_state import NO_ANSWER
 from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm import launcher as slurm_launcher
-from slurmft.core import fingerprint, hooks, permissions, plugins, trusted
+from slurmft.cluster.slurm.sbatch_options import DEPENDENCIES
+from slurmft.core import (
+    fingerprint,
+    hooks,
+    permissions,
+    plugins,
+    trusted,
+    users,
+    writers,
+)
 from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
 from slurmft.core.credentials import redact
 from slurmft.core.decode import decode_leniently
@@ -88,7 +97,7 @@ def warn_of_renaming(run: Path) -> None:
     each once."""
     renaming = trusted.renaming_on_the_way(run)
     # Where everybody can, the submission is refused: see `RunDir.create`.
-    if renaming is not None and renaming.who != trusted.EVERYBODY:
+    if renaming is not None and renaming.who != writers.EVERYBODY:
         _warn_of(renaming)
 
 
@@ -117,7 +126,7 @@ def provenance_of(command: str) -> Submission:
     here = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": os.uname().nodename,
-        "user": permissions.user_name(os.getuid()),
+        "user": users.user_name(os.getuid()),
         "folder": os.getcwd(),
         "command": redact(command),
         "site_file": ", ".join(files) or None,
@@ -318,7 +327,7 @@ def _resumed(
     typed_names = list(flags)
     # What it waited for is over: Slurm may know those jobs no more.
     if run.attempt.exists():
-        flags = dict.fromkeys(dependency.KINDS, ()) | flags
+        flags = dict.fromkeys(DEPENDENCIES, ()) | flags
     # What a requeue has asked for was needed.
     raised_mib = run.get_state().raised_mem_mib_since_submission
     if raised_mib is not None:

@@ -6,8 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from slurmft.cluster.fact_types import AttemptTime, TimeUse
 from slurmft.cluster.job_state import Phase
-from slurmft.cluster.status import AttemptTime, RunStatus, TimeUse
+from slurmft.cluster.status import RunStatus
 from slurmft.core.run_records import Record, Resume, Saved
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir

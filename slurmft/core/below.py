@@ -14,14 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
+from slurmft.core import descent
 from slurmft.core.files import UnfitFileError
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Without O_NONBLOCK, opening a FIFO would wait for a writer.
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE_SYSTEMS_OWN = frozenset((".snapshot", ".snapshots", ".zfs"))
-"""What NFS servers, GPFS and ZFS show in a folder that is new."""
 
 
 class BehindLinkError(NotADirectoryError):
@@ -36,11 +35,6 @@ def is_below(name: str) -> bool:
     absolute, without empty parts, `.` and `..`, and in no repository."""
     parts = name.split("/")
     return not any(part in ("", ".", "..") or part.lower() == ".git" for part in parts)
-
-
-def is_new(folder: int) -> bool:
-    """Returns whether an open folder holds nothing but what its file system shows in each."""
-    return _FILE_SYSTEMS_OWN.issuperset(os.listdir(folder))
 
 
 class Below:
@@ -86,7 +80,7 @@ class Below:
         process has just made under its name."""
         listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._folder)
         try:
-            if not is_new(listing):
+            if not descent.is_new(listing):
                 reason = "it was replaced meanwhile"
                 raise FileExistsError(errno.EEXIST, reason, str(self.top))
         finally:

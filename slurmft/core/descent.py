@@ -20,6 +20,8 @@ _PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_DIRECTORY, too: without it, O_PATH mounts nothing where homes are mounted when they are used.
 _FOLDER_PLACE = _PLACE | os.O_DIRECTORY
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE_SYSTEMS_OWN = frozenset((".snapshot", ".snapshots", ".zfs"))
+"""What NFS servers, GPFS and ZFS show in a folder that is new."""
 _DESCRIPTOR = re.compile(r"/proc/self/fd/(\d+)(/.*)?")
 
 
@@ -205,3 +207,8 @@ class _Descent:
             return os.readlink("", dir_fd=link)
         finally:
             os.close(link)
+
+
+def is_new(folder: int) -> bool:
+    """Returns whether an open folder holds nothing but what its file system shows in each."""
+    return _FILE_SYSTEMS_OWN.issuperset(os.listdir(folder))

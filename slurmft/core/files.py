@@ -437,13 +437,11 @@ def _made(aside: Path, above: int) -> Iterator[Path]:
     Yields:
         A path through it.
     """
-    from slurmft.core.below import is_new  # which imports this module
-
     os.mkdir(aside.name, dir_fd=above)
     folder = os.open(aside.name, _FOLDER, dir_fd=above)
     try:
         # Others may have put another folder of this user's there.
-        if not is_new(folder):
+        if not descent.is_new(folder):
             reason = "it was replaced meanwhile"
             raise FileExistsError(errno.EEXIST, reason, str(aside))
         inode = os.fstat(folder).st_ino

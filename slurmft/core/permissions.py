@@ -1,9 +1,7 @@
 """Permissions: who may read a run. Which files may decide what runs is asked in `core.trusted`."""
 
 import contextlib
-import grp
 import os
-import pwd
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,31 +137,3 @@ def as_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.umask(before)
-
-
-def is_private_group(group: int) -> bool:
-    """Returns whether a group is this user's alone: many systems make one for each user, with a
-    umask that lets it write."""
-    try:
-        user = pwd.getpwuid(os.geteuid())
-        entry = grp.getgrgid(group)
-    except KeyError:
-        return False
-    is_of_user = group == user.pw_gid and entry.gr_name == user.pw_name
-    return is_of_user and set(entry.gr_mem) <= {user.pw_name}
-
-
-def group_name(number: int) -> str:
-    """Returns the name of a group by the number; "1000" where it has no name."""
-    try:
-        return grp.getgrgid(number).gr_name
-    except KeyError:
-        return str(number)
-
-
-def user_name(number: int) -> str:
-    """Returns the name of a user by the number; "user 1000" where it has no name."""
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return f"user {number}"

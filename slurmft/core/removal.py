@@ -20,6 +20,7 @@ import stat
 from pathlib import Path
 
 from slurmft.core import descent
+from slurmft.core.writers import can_others_rename
 
 ASIDE_ENDING = r"\.slurmft-\d+-[0-9a-f]{4}"
 """The end of the names that `aside_of` makes: with the word, nothing of the user's own fits."""
@@ -148,8 +149,6 @@ def _remove(folder: int, path: Path, at_once: bool, inode: int | None) -> None:
 
 
 def _check_name_suffices(folder: int, path: Path) -> None:
-    from slurmft.core.trusted import can_others_rename  # which removes by this module
-
     status = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
     is_empty = stat.S_ISREG(status.st_mode) and not status.st_size
     if not is_empty and can_others_rename(folder):

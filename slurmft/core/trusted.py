@@ -23,18 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmft.core import descent, removal
-from slurmft.core.below import is_new
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import MOST_BYTES, UnfitFileError
-from slurmft.core.permissions import (
-    group_name,
-    is_private_group,
-    make_folder,
-    user_name,
-)
+from slurmft.core.permissions import make_folder
 from slurmft.core.text import in_bytes
+from slurmft.core.users import owner, user_name
+from slurmft.core.writers import OTHERS_WRITE, who_renames
 
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Without O_NONBLOCK, opening a FIFO would wait for a writer.
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -45,8 +40,6 @@ MARK = ".slurmft-folder"
 """A file in each folder that `Door.place` makes: others may have given its name to another folder
 of this user's. `slurmft pull` fetches none of this name."""
 _TEMPORARY_PLACES = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
-EVERYBODY = "everybody"
-"""Who can rename what lies in a folder that all may write, without the sticky bit."""
 
 
 class NotOwnError(SlurmftError):
@@ -316,7 +309,7 @@ class Door:
                 f"{_refused()}: {str(path)!r} belongs to {owner(status.st_uid)}",
                 self.cure,
             )
-        if status.st_mode & _OTHERS_WRITE:
+        if status.st_mode & OTHERS_WRITE:
             raise _writable(path, status, "go-w")
 
     def _check_file(self, path: Path, status: os.stat_result) -> None:
@@ -348,7 +341,7 @@ def _make_place(path: Path, share_with_group: bool) -> bool:
     descriptor = os.open(aside, _FOLDER)
     try:
         # Others may have put another folder there.
-        if not is_new(descriptor):
+        if not descent.is_new(descriptor):
             return False
         mark = os.open(MARK, _NEW_FILE, 0o600, dir_fd=descriptor)
         with open(mark, "w", encoding="utf-8") as file:
@@ -430,7 +423,7 @@ def renaming_on_the_way(path: Path) -> Renaming | None:
             status = folder.stat()
         except OSError:  # it is to be made, and for nobody else to write
             return None
-        who = _who_renames(folder, status)
+        who = who_renames(folder, status)
         if who:
             is_own = status.st_uid == os.geteuid()
             return Renaming(folder, stat.S_IMODE(status.st_mode), who, is_own)
@@ -460,52 +453,10 @@ def is_open_to_renames(folder: Path) -> bool:
         return False
     except OSError:
         return True
-    if status.st_uid not in (0, os.geteuid()) or _who_renames(folder, status):
+    if status.st_uid not in (0, os.geteuid()) or who_renames(folder, status):
         return True
     # Another folder may take the place of what a link leads to.
     return folder.is_symlink() and renaming_on_the_way(folder) is not None
-
-
-def can_others_rename(folder: int) -> bool:
-    """Returns whether somebody else can rename what lies in an open folder."""
-    status = os.fstat(folder)
-    is_others = status.st_uid not in (0, os.geteuid())
-    opened = Path(f"/proc/self/fd/{folder}")
-    return is_others or bool(_who_renames(opened, status))
-
-
-def _who_renames(folder: Path, status: os.stat_result) -> str:
-    """Returns who else can rename what lies in a folder; "": nobody."""
-    mode = status.st_mode
-    if mode & _OTHERS_WRITE and mode & stat.S_ISVTX:
-        # In a sticky folder its owner renames everything, and others what is theirs.
-        if status.st_uid in (0, os.geteuid()):
-            return ""
-        return owner(status.st_uid)
-    return who_writes(folder, status)
-
-
-def who_writes(path: Path, status: os.stat_result) -> str:
-    """Returns who, besides its owner, can write a file or folder, in words; "": nobody."""
-    mode = status.st_mode
-    if mode & stat.S_IWOTH:
-        return EVERYBODY
-    if not mode & stat.S_IWGRP:
-        return ""
-    # The group's bits are the most that the list gives to anybody whom it names.
-    if _has_list(path):
-        return f"whoever is in the access control list of {str(path)!r}"
-    if is_private_group(status.st_gid):
-        return ""
-    return f"the group {group_name(status.st_gid)}"
-
-
-def _has_list(path: Path) -> bool:
-    """Returns whether a file or folder has an access control list."""
-    try:
-        return "system.posix_acl_access" in os.listxattr(path)
-    except OSError:  # the file system knows none
-        return False
 
 
 def is_own(path: Path) -> bool:
@@ -587,14 +538,6 @@ def _in_the_way(path: Path, status: os.stat_result) -> NotOwnError:
         f"{str(path)!r}, which belongs to {owner(status.st_uid)}, has the name of a lock",
         "have it removed; or give another folder for runs: --runs-dir",
     )
-
-
-def owner(number: int) -> str:
-    """Returns a user in words, by the number: "eve (uid 1002)"."""
-    name = user_name(number)
-    if name.endswith(f" {number}"):
-        return f"another user (uid {number})"
-    return f"{name} (uid {number})"
 
 
 def for_children(path: Path) -> str:

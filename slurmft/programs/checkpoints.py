@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from enum import IntEnum
 from pathlib import Path
 
-from slurmft.core import trusted
+from slurmft.core import users, writers
 from slurmft.programs.file_ends import is_cut_off, is_weights
 
 _TEMPORARY = re.compile(
@@ -100,9 +100,9 @@ def refusal(path: Path) -> str | None:
             for look in (os.lstat, os.stat):
                 status = look(file)
                 if status.st_uid not in (0, os.geteuid()):
-                    owner = trusted.owner(status.st_uid)
+                    owner = users.owner(status.st_uid)
                     return f"{str(file)!r} belongs to {owner}; only your own are loaded"
-            if trusted.who_writes(file, status):
+            if writers.who_writes(file, status):
                 mode = stat.S_IMODE(status.st_mode)
                 return (
                     f"others can write {str(file)!r} (mode {mode:04o}); if you trust what is "

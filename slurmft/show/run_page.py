@@ -28,7 +28,7 @@ _SECTION_LINES = 5
 
 
 def text(facts: Mapping[str, Any]) -> str:
-    """Returns a run in full, as lines. `facts`: see `slurmft.cluster.status.run_facts`."""
+    """Returns a run in full, as lines. `facts`: see `slurmft.cluster.facts.run_facts`."""
     # A program of the user's own has neither data nor model.
     nodes = f"{facts['nodes']} node(s)"
     what = (facts["task"], facts["data"], facts["model"], nodes)

@@ -41,7 +41,7 @@ def weights_of(model: str, lora: int | None = None) -> int | None:
     Args:
         lora: rank of adapters, which train in place of the model.
     """
-    from slurmft.train.login.sources import folders_of
+    from slurmft.train.login.model_files import folders_of
 
     for folder in reversed(folders_of(model)):
         count = 0

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from slurmft.__main__ import main
-from slurmft.cli import command_parser, load_command, parser
+from slurmft.cli import parser
+from slurmft.cli.commands import command_parser, load_command
 from slurmft.core import plugins
 from slurmft.core.errors import UsageError, run_main
 from tests.conftest import advises_itself

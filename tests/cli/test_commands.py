@@ -18,7 +18,9 @@ import pytest
 import slurmft as slurmft_package
 from slurmft import Run
 from slurmft.__main__ import console
-from slurmft.cli import load_command, on_cluster, pasted, run, status, typed
+from slurmft.cli import run, status
+from slurmft.cli.commands import load_command
+from slurmft.cli.hints import on_cluster, pasted, typed
 from slurmft.cli.parser import first_clause
 from slurmft.core import git, plugins
 from slurmft.core.config import JobConfig

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from slurmft.api import checked_options
-from slurmft.cli import command_parser, foreign_flags, load_command, parser, run
+from slurmft.cli import foreign_commands, foreign_flags, parser, run
 from slurmft.cli import list as list_command
+from slurmft.cli.commands import command_parser, load_command
 from slurmft.core import plugins
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import UsageError, unknown
@@ -133,16 +134,16 @@ def test_script_behind_the_command_of_another_launcher() -> None:
         assert str(error.value.hint).endswith(hint)
 
 
-@pytest.mark.parametrize("name", sorted(foreign_flags.COMMANDS))
+@pytest.mark.parametrize("name", sorted(foreign_commands.COMMANDS))
 def test_command_of_another_tool(name: str) -> None:
     """Each is answered with a command of ours that exists."""
-    ours, *_ = foreign_flags.COMMANDS[name].split()
+    ours, *_ = foreign_commands.COMMANDS[name].split()
     commands = plugins.entries(plugins.COMMANDS)
     assert ours in {*commands, "help", "--version"}
     assert name not in commands
     with pytest.raises(UsageError) as error:
         load_command(name)
-    assert error.value.hint == f"that is slurmft {foreign_flags.COMMANDS[name]} here"
+    assert error.value.hint == f"that is slurmft {foreign_commands.COMMANDS[name]} here"
 
 
 @pytest.mark.parametrize(
@@ -241,8 +242,8 @@ def test_data_is_no_program(tmp_path: Path) -> None:
     """What can be executed is one, and what is called like a script."""
     data = tmp_path / "rows.csv"
     data.touch()
-    assert not foreign_flags.is_program(str(data))
-    assert not foreign_flags.is_program("x" * 5000)
+    assert not foreign_commands.is_program(str(data))
+    assert not foreign_commands.is_program("x" * 5000)
     data.chmod(0o755)
-    assert foreign_flags.is_program(str(data))
-    assert foreign_flags.is_program("train.py")
+    assert foreign_commands.is_program(str(data))
+    assert foreign_commands.is_program("train.py")

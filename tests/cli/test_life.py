@@ -19,7 +19,7 @@ from slurmft.cli import cancel, clean, follow, logs, watch
 from slurmft.cli import list as list_command
 from slurmft.cli import resume as cli_resume
 from slurmft.cli import status as cli_status
-from slurmft.cluster import cleanup, launcher, status
+from slurmft.cluster import cleanup, facts, launcher, status
 from slurmft.cluster import follow as cluster_follow
 from slurmft.cluster.cleanup import KINDS
 from slurmft.cluster.slurm import commands
@@ -226,7 +226,7 @@ def test_runs_and_jobs_are_reconciled(
     queue.squeue, queue.sacct = squeue, sacct
     found = status.run_statuses([MeasuredRun.read(run.path)])[0]
     assert found.state == state
-    assert status_words.note(status.summary(found)) == note
+    assert status_words.note(facts.summary(found)) == note
     assert found.is_sure == (squeue != "down" and state != "unknown")
     assert len(queue.calls) == (0 if own == "finished" else len(set(queue.calls)))
 
@@ -263,7 +263,7 @@ def test_finished_run_shows_the_epochs_that_it_ran(
 ) -> None:
     """With --max-steps, or early stopping, they are fewer than it was to have."""
     run = write_run(tmp_path / "r", epochs=3, max_steps=20, result=result)
-    assert status.run_facts(run)["epoch"] == epoch
+    assert facts.run_facts(run)["epoch"] == epoch
 
 
 # --- other clusters, other hosts ------------------------------------------------------------------
@@ -305,7 +305,7 @@ def test_a_run_of_another_cluster_is_believed(
     # a job of this cluster, which is none of its business
     queue.squeue = "7|CANCELLED|N/A|None"
     found = status.run_statuses([MeasuredRun.read(run.path)])[0]
-    told = status.summary(found)
+    told = facts.summary(found)
     assert (found.state, status_words.note(told), told["where"]) == (state, note, "b")
     assert found.is_sure == (own == "finished")
     assert queue.calls == []
@@ -506,7 +506,7 @@ def test_a_full_disk_is_said_at_once(
     run = on_slurm(write_run(tmp_path / "r", state="running"), "7")
     write_json(run.attempt, {"number": 1, "job": "7", "hosts": ["n1"], "time": 0})
     queue.squeue = "7|RUNNING|N/A|None"
-    assert status.run_facts(run)["disk"] is None
+    assert facts.run_facts(run)["disk"] is None
     monkeypatch.setattr(filesystem, "full", lambda path: "the disk has 0 bytes free")
     assert cli_status.main([str(run.path)]) == 0
     out = capsys.readouterr().out
@@ -525,7 +525,7 @@ def test_a_full_disk_is_said_at_once(
         "warning: 2 KiB",
     ]
     finished = write_run(tmp_path / "finished")
-    assert status.run_facts(finished)["disk"] is None
+    assert facts.run_facts(finished)["disk"] is None
 
 
 def test_status(

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from slurmft.cluster import cost
-from slurmft.cluster.status import Cost
+from slurmft.cluster.fact_types import Cost
 from slurmft.core.files import write_json
 from slurmft.runs.scan import MeasuredRun
 from slurmft.show import costs

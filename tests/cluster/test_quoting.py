@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from slurmft.cli import next_commands
+from slurmft.cli.hints import next_commands
 from slurmft.cluster import dry_run, submit, wait
 from slurmft.cluster.slurm import job_array
 from slurmft.cluster.slurm.batch_script import inside_text

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from slurmft.cli import list as listing
-from slurmft.cli import load_command, status, usage
+from slurmft.cli import status
+from slurmft.cli.commands import load_command, usage
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser
 from slurmft.cluster import launcher

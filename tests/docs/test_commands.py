@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from slurmft.cli import completion, foreign_flags, help_pages, load_command
+from slurmft.cli import completion, foreign_flags, help_pages
+from slurmft.cli.commands import load_command
 from slurmft.cli.parser import Parser
 from slurmft.core import shipped
 from slurmft.train.commands import prepare, submit

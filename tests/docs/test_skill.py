@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from slurmft.cluster.facts import run_facts
 from slurmft.cluster.pending import Waiting
-from slurmft.cluster.status import run_facts
 from slurmft.core import shipped
 from slurmft.runs.rundir import RunDir
 from tests.conftest import Done, slurmft

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmft.cli import command_parser
+from slurmft.cli.commands import command_parser
 from slurmft.cli.parser import typed_options
 from slurmft.cluster.slurm import commands
 from slurmft.core.config import JobConfig

@@ -9,6 +9,8 @@ from slurmft.runs.rundir import RunDir
 
 _MEMORY_KEYS = {"mem", "mem-per-cpu", "mem-per-gpu"}
 """sbatch options for memory, of which a job has at most one."""
+DEPENDENCIES = {"after": "afterok", "after_any": "afterany"}
+"""Option that names runs to wait for -> Slurm's name of the dependency."""
 
 
 def all_options(config: RunConfig, run: RunDir) -> list[tuple[str, str | None]]:

@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from slurmft.cli import command_parser, load_command, typed
+from slurmft.cli.commands import command_parser, load_command
 from slurmft.cli.elsewhere import Elsewhere
+from slurmft.cli.hints import typed
 from slurmft.cli.parser import input_file, input_path
 from slurmft.core import removal
 from slurmft.core.credentials import redact

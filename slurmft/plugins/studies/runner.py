@@ -17,6 +17,7 @@ from typing import Any
 
 from slurmft.cluster import dependency, launcher, wait
 from slurmft.cluster.slurm import commands, job_array
+from slurmft.cluster.slurm.sbatch_options import DEPENDENCIES
 from slurmft.cluster.status import RunStatus
 from slurmft.cluster.submit import check, create, provenance, submit
 from slurmft.core import interpreter, interruption, permissions, run_files
@@ -147,7 +148,7 @@ def _settle_dependencies(configs: Configs) -> Configs:
     # No cell varies what its run waits for, so the jobs are looked up once.
     first = next(iter(configs.values()))
     settled = dependency.settled(first, first.job.cluster, None)
-    paths = {name: getattr(settled.job, name) for name in dependency.KINDS}
+    paths = {name: getattr(settled.job, name) for name in DEPENDENCIES}
     settled_configs: Configs = {}
     for key, config in configs.items():
         job = replace(config.job, **paths)

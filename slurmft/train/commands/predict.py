@@ -15,9 +15,10 @@ text; an answer; entities. A job that was stopped resumes with the rows that are
 import contextlib
 from pathlib import Path
 
-from slurmft.cli import foreign, submit_or_show
+from slurmft.cli import foreign
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, input_file, typed_options
+from slurmft.cli.submission import submit_or_show
 from slurmft.core.config import JobConfig
 from slurmft.core.options import options
 from slurmft.train.config import TrainConfig

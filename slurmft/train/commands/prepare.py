@@ -13,8 +13,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from slurmft.cli import next_commands
 from slurmft.cli.elsewhere import Elsewhere
+from slurmft.cli.hints import next_commands
 from slurmft.cli.parser import Parser, typed_options
 from slurmft.cluster import container, launcher
 from slurmft.cluster.slurm import commands

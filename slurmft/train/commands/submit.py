@@ -20,9 +20,9 @@ Defaults of your site go to ~/.config/slurmft/site.toml (slurmft help sites):
 
 import sys
 
-from slurmft.cli import submit_or_show
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, typed_options
+from slurmft.cli.submission import submit_or_show
 from slurmft.core.config import JobConfig
 from slurmft.train.config import TrainConfig
 

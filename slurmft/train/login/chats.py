@@ -13,7 +13,7 @@ from typing import Any
 from slurmft.core.errors import UsageError, one_line
 from slurmft.core.files import read_json, to_json
 from slurmft.core.text import shown
-from slurmft.train.login.sources import tokenizer_file
+from slurmft.train.login.model_files import tokenizer_file
 
 Messages = Sequence[dict[str, Any]]
 Conversation = tuple[list[dict[str, Any]], list[dict[str, Any]] | None]

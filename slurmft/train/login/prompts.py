@@ -14,7 +14,7 @@ from slurmft.core.files import read_json
 from slurmft.train.config import TrainConfig, required
 from slurmft.train.login.chats import Conversation, local_template, prompt_text
 from slurmft.train.login.formats import format_of
-from slurmft.train.login.sources import folders_of
+from slurmft.train.login.model_files import folders_of
 from slurmft.train.login.texts import LocalTokenizer
 
 _LONGEST = 5

@@ -12,7 +12,7 @@ from slurmft.core.errors import UsageError
 from slurmft.core.files import parse_json, read_text
 from slurmft.core.hub import is_local
 from slurmft.train.config import TrainConfig
-from slurmft.train.login.sources import tokenizer_file
+from slurmft.train.login.model_files import tokenizer_file
 from slurmft.train.own_task import facts
 
 FileOf = Callable[[str], Path | None]

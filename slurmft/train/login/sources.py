@@ -24,11 +24,13 @@ from slurmft.core.hub import (
     is_local,
 )
 from slurmft.core.options import flag, options
-from slurmft.core.permissions import user_name
 from slurmft.core.text import some
 from slurmft.core.trusted import other_owner
+from slurmft.core.users import user_name
 from slurmft.train import ipex, metric_spec
 from slurmft.train.config import TrainConfig, frozen_layers
+from slurmft.train.login.formats import format_of
+from slurmft.train.login.model_files import folders_of, tokenizer_file
 from slurmft.train.login.rows import as_argument, cure_of_json, cure_of_words, files_of
 from slurmft.train.login.validation_part import (
     VALIDATION,
@@ -116,9 +118,6 @@ def _check_columns(train: TrainConfig) -> None:
     read: tuple[str, ...] = ()
     # Runs that name no column need no format.
     if named and facts(train.task).splits:
-        # Here: `formats` imports this module.
-        from slurmft.train.login.formats import format_of
-
         read = format_of(train).columns
     for column, name in named:
         if train.task in TASKS and column not in read:
@@ -261,9 +260,6 @@ def _check_kind(main: TrainConfig, source: TrainConfig, text: str) -> None:
     Args:
         text: the value of --mix.
     """
-    # Here: `formats` imports this module.
-    from slurmft.train.login.formats import format_of
-
     if format_of(main).kind != format_of(source).kind:
         raise UsageError(
             f"--mix {text!r}: its rows have not the kind that --task {main.task} reads of --data: "
@@ -552,29 +548,6 @@ def check_installed(packages: dict[str, tuple[str, ...]]) -> None:
                 f"{what} needs packages that are not installed: {projects}",
                 f"leave it out, or {shlex.quote(interpreter.PYTHON)} -m pip install {projects}",
             )
-
-
-def folders_of(model: str) -> list[Path]:
-    """Returns the folder of a model, or those of its revisions in the hub's cache."""
-    if is_local(model):
-        return [Path(model)]
-    folder_name = model.replace("/", "--")
-    cached = hub_cache() / f"models--{folder_name}" / "snapshots"
-    try:
-        return sorted(cached.glob("*"))
-    except PermissionError:  # the job says what is closed to it
-        return []
-
-
-def tokenizer_file(model: str) -> Path | None:
-    """Returns the file of a model's tokenizer, in its folder or the hub's cache; None: there is
-    none."""
-    # Of several revisions any will do: it only estimates lengths.
-    for folder in reversed(folders_of(model)):
-        file = folder / "tokenizer.json"
-        if file.is_file():
-            return file
-    return None
 
 
 # --- data -----------------------------------------------------------------------------------------

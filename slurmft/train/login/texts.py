@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from slurmft.core.files import read_json
 from slurmft.train.login.formats import Text
-from slurmft.train.login.sources import tokenizer_file
+from slurmft.train.login.model_files import tokenizer_file
 
 SAMPLE = 2000
 """Most texts of a split that are tokenized to look at their lengths."""

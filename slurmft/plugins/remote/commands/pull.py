@@ -19,11 +19,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from slurmft.cli import command as command_line
 from slurmft.cli.elsewhere import Elsewhere
+from slurmft.cli.hints import command as command_line
 from slurmft.cli.parser import Parser
-from slurmft.core import filesystem, permissions, removal
-from slurmft.core.below import is_new
+from slurmft.core import filesystem, permissions, removal, users
+from slurmft.core.descent import is_new
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.program import OWN
 from slurmft.core.run_files import FINAL_STATES
@@ -148,7 +148,7 @@ def _origin(cluster: str, facts: dict[str, Any]) -> Origin:
         # An older slurmft there does not say it.
         owner=str(facts.get("owner", "")),
         is_own=facts.get("is_own") is True,
-        user=permissions.user_name(os.getuid()),
+        user=users.user_name(os.getuid()),
         time=time.time(),
     )
 

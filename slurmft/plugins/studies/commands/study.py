@@ -45,8 +45,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from slurmft.cli import command, next_lines, pasted
 from slurmft.cli.elsewhere import Elsewhere
+from slurmft.cli.hints import command, next_lines, pasted
 from slurmft.cli.parser import (
     Parser,
     Part,

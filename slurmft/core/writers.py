@@ -1,0 +1,53 @@
+"""Who else can write a file, or rename what lies in a folder."""
+
+import os
+import stat
+from pathlib import Path
+
+from slurmft.core.users import group_name, is_private_group, owner
+
+EVERYBODY = "everybody"
+"""Who can rename what lies in a folder that all may write, without the sticky bit."""
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def can_others_rename(folder: int) -> bool:
+    """Returns whether somebody else can rename what lies in an open folder."""
+    status = os.fstat(folder)
+    is_others = status.st_uid not in (0, os.geteuid())
+    opened = Path(f"/proc/self/fd/{folder}")
+    return is_others or bool(who_renames(opened, status))
+
+
+def who_renames(folder: Path, status: os.stat_result) -> str:
+    """Returns who else can rename what lies in a folder; "": nobody."""
+    mode = status.st_mode
+    if mode & OTHERS_WRITE and mode & stat.S_ISVTX:
+        # In a sticky folder its owner renames everything, and others what is theirs.
+        if status.st_uid in (0, os.geteuid()):
+            return ""
+        return owner(status.st_uid)
+    return who_writes(folder, status)
+
+
+def who_writes(path: Path, status: os.stat_result) -> str:
+    """Returns who, besides its owner, can write a file or folder, in words; "": nobody."""
+    mode = status.st_mode
+    if mode & stat.S_IWOTH:
+        return EVERYBODY
+    if not mode & stat.S_IWGRP:
+        return ""
+    # The group's bits are the most that the list gives to anybody whom it names.
+    if _has_list(path):
+        return f"whoever is in the access control list of {str(path)!r}"
+    if is_private_group(status.st_gid):
+        return ""
+    return f"the group {group_name(status.st_gid)}"
+
+
+def _has_list(path: Path) -> bool:
+    """Returns whether a file or folder has an access control list."""
+    try:
+        return "system.posix_acl_access" in os.listxattr(path)
+    except OSError:  # the file system knows none
+        return False
