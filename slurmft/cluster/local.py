@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from slurmft.cluster.job_state import Report
 from slurmft.cluster.ports import ports_of_attempt
+from slurmft.cluster.submitit_logging import keeping_logging
 from slurmft.core import interpreter, permissions, process, removal
 from slurmft.core.config import RunConfig, time_limit_min
 from slurmft.core.decode import load
@@ -225,8 +226,8 @@ def submit(config: RunConfig, run: RunDir) -> str:
 def start(config: RunConfig, run: RunDir, module: str) -> str:
     """Starts a module with the run directory on this machine, in the background; returns the job's
     id, its process id."""
-    import submitit
-
+    with keeping_logging():
+        import submitit
     forget_processes(run)  # of the job before, where this is a resume
 
     class Executor(submitit.LocalExecutor):  # type: ignore[misc, unused-ignore]

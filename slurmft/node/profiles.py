@@ -71,6 +71,10 @@ class Profile:
             # One value for all processes: the smallest share, so that none has too many threads.
             "OMP_NUM_THREADS": max(1, min(len(cores) for cores in self.cores)),
             "TOKENIZERS_PARALLELISM": "true",
+            # glibc asks again after 5 s, and torch's stores ask for a name at every connection, on
+            # the server one after the other. Five times: as long in all as before, half of it where
+            # nobody answers.
+            "RES_OPTIONS": "timeout:1 attempts:5",
         }
         if self.pinned:
             values[CORES] = self._cores_of_processes()
@@ -150,6 +154,7 @@ class Profile:
 _REASONS = {
     "OMP_NUM_THREADS": "compute cores of each process",
     "TOKENIZERS_PARALLELISM": "one process tokenizes for all",
+    "RES_OPTIONS": "DNS is asked again after 1 s: torch asks for the name of each peer",
     GPUS: "GPUs that torch has to see on this node; 0: the ranks compute on CPUs",
     _ALLOCATOR: "packed batches have many sizes: memory of one serves the next",
     _OLD_ALLOCATOR: "packed batches have many sizes: memory of one serves the next",

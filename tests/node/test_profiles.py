@@ -87,6 +87,17 @@ def test_two_sockets_of_sapphire_rapids(tmp_path: Path) -> None:
     assert settings(profile)[profiles.CORES] == "0-31;32-63"
 
 
+@pytest.mark.parametrize("profile", ["cpu", "xeon"])
+def test_a_lost_answer_of_dns_holds_nobody_up_for_5_s(
+    profile: str, tmp_path: Path
+) -> None:
+    """torch asks for the name of each peer at every connection to its stores."""
+    chosen = choose(node(tmp_path), JobConfig(profile=profile))
+    assert settings(chosen)["RES_OPTIONS"] == "timeout:1 attempts:5"
+    users = {"RES_OPTIONS": "timeout:3"}
+    assert "RES_OPTIONS" not in profiles.merge(chosen.settings(), users)
+
+
 def test_rank_that_mpi_has_bound(tmp_path: Path) -> None:
     """It sees its own cores alone: fewer than there are ranks on the node."""
     hardware_of_rank = node(tmp_path, sockets=1, cores=2, threads=1)

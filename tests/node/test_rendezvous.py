@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -150,9 +151,19 @@ def test_of_node_never_guesses(variables: dict[str, str]) -> None:
 
 
 def unreachable(head: str, port: int) -> str:
-    """What a node is told that cannot reach the head."""
-    with pytest.raises(RendezvousError) as error:
-        rendezvous.check_reachable("n3", head, port, "12.0", "s", timeout_s=1.0)
+    """What a node is told that cannot reach the head, after a try that may take its time."""
+    now_s = [0.0]
+
+    def sleep(_: float) -> None:
+        now_s[0] += PATIENCE_S
+
+    clock = SimpleNamespace(monotonic=lambda: now_s[0], sleep=sleep)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rendezvous, "time", clock)
+        with pytest.raises(RendezvousError) as error:
+            rendezvous.check_reachable(
+                "n3", head, port, "12.0", "s", timeout_s=PATIENCE_S
+            )
     assert (
         f"node n3 cannot reach the head node {head}, port {port}" in error.value.message
     )

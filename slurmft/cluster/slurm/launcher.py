@@ -11,6 +11,7 @@ from typing import Literal
 
 from slurmft.cluster.job_state import Report
 from slurmft.cluster.slurm import commands
+from slurmft.cluster.submitit_logging import keeping_logging
 from slurmft.core.config import EXPEDITED, JobConfig, RunConfig
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.runs.rundir import RunDir
@@ -79,10 +80,11 @@ def notes(config: RunConfig) -> list[str]:
 
 def submit(config: RunConfig, run: RunDir) -> str:
     """Submits the job; returns its id. Of a refusal, the error has sbatch's own words."""
-    import submitit
-
     from slurmft.cluster.slurm.batch_script import sbatch_text
     from slurmft.cluster.slurm.sbatch_options import all_options, arguments
+
+    with keeping_logging():
+        import submitit
 
     class Executor(submitit.SlurmExecutor):  # type: ignore[misc, unused-ignore]
         """submitit's executor with slurmft's script: its own lacks options and ports."""
