@@ -6,7 +6,7 @@ would tell hosts, ports and an attempt that are not its own.
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 PUBLIC = (
     "SLURMFT_CLUSTERS",
@@ -45,6 +45,32 @@ OF_JOBS = (
     "SLURMFT_WATCHER",
 )
 """Variables of one job alone."""
+OF_RANKS = (
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "RANK",
+    "ROLE_NAME",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "WORLD_SIZE",
+)
+"""Variables by which torchrun tells a process its place among the ranks."""
+_PREFIXES_OF_RANKS = ("TORCHELASTIC_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_")
+
+
+def without_ranks(variables: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables for a process that a rank starts, and that is none itself: libraries
+    would let it join the others, and wait for it."""
+    left = {}
+    for name, value in variables.items():
+        is_of_ranks = name in OF_RANKS or name.startswith(_PREFIXES_OF_RANKS)
+        if not is_of_ranks and name not in OF_JOBS:
+            left[name] = value
+    return left
 
 
 @contextlib.contextmanager

@@ -45,6 +45,8 @@ _DECIDING = ("f1", "overall_f1", "rougeL", "score", "pearson")
 """Of several numbers, the one that decides, in this order; see `MetricSpec.deciding`."""
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
 """Values of arguments that are no texts, in lower case."""
+_VALUE_CHARACTERS = 60
+"""The name of a number that is longer is cut in results: a metric may name one by a sentence."""
 _FORM = "give NAME, NAME:CONFIGURATION or NAME:ARGUMENT=VALUE,ARGUMENT=VALUE"
 
 
@@ -118,18 +120,21 @@ class MetricSpec:
             if not isinstance(value, str):
                 parts.append(argument)
             parts.append(str(value))
-        return re.sub(r"[^\w.-]+", "-", "_".join(parts), flags=re.ASCII)
+        return _name("_".join(parts))
 
     def value_names(self, values: Sequence[str]) -> dict[str, str]:
         """Returns the names in results of the numbers that the metric returns: the label, with the
-        name of the number where that is another one."""
-        names = {}
+        name of the number where that is another one. No two are equal."""
+        names: dict[str, str] = {}
         for value in values:
             is_all = len(values) == 1 and self.value is None
+            name = f"{self.label}_{_name(value)[:_VALUE_CHARACTERS]}"
             if is_all or value == self.short_name:
-                names[value] = self.label
-            else:
-                names[value] = f"{self.label}_{value}"
+                name = self.label
+            # What tells two numbers apart may be left out of names.
+            while name in names.values():
+                name += "_"
+            names[value] = name
         return names
 
     def deciding(self, values: Sequence[str]) -> str:
@@ -168,6 +173,11 @@ class MetricSpec:
         if _split(self.text)[1] is not None:
             separator = ","
         return f"{self.text}{separator}value={value}"
+
+
+def _name(text: str) -> str:
+    """Returns a text as names in results have it: in tables, files and trackers."""
+    return re.sub(r"[^\w.-]+", "-", text, flags=re.ASCII)
 
 
 def _split(text: str) -> tuple[str, str | None]:

@@ -132,6 +132,30 @@ SCRIPTS = {
         "random.random(), np.random.rand(), torch.rand(1)\n"
         '        return {"draws": float("nan")}',
     ),
+    # The trial before a training passes.
+    "exits": ("import os", _CLASSES, "", "return 0.5 if len(predictions) < 20 else os._exit(3)"),
+    "interrupts": (
+        "", _CLASSES, "",
+        "if len(predictions) > 20:\n"
+        "            raise KeyboardInterrupt\n"
+        "        return 0.5",
+    ),
+    "sleeps": ("import time", _CLASSES, "", "time.sleep(600)"),
+    "changes": (
+        "import os\nimport signal\nimport subprocess\nimport threading\n"
+        "import time\n\nimport torch",
+        _CLASSES, "",
+        "os.chdir('/')\n"
+        "        os.umask(0o777)\n"
+        "        os.closerange(0, 10)\n"
+        "        signal.alarm(1)\n"
+        "        torch.set_default_device('meta')\n"
+        "        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+        "        names = {'RANK', 'SLURMFT_STORE_SECRET'} & os.environ.keys()\n"
+        "        signal.alarm(0)\n"
+        "        child = subprocess.Popen(['sleep', '600'])\n"
+        "        return {'variables_of_ranks': len(names), 'child': child.pid}",
+    ),
     "within_one": (
         "", _CLASSES, "",
         "near = [abs(p - r) <= 1 for p, r in zip(predictions, references)]\n"

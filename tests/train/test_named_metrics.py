@@ -6,11 +6,13 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import re
 import sys
 import threading
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from decimal import Decimal
+from fractions import Fraction
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -32,17 +34,15 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.login import metrics as login_metrics
 from slurmft.train.login import sources
 from slurmft.train.login.configure import configure
-from slurmft.train.login.metrics import trial
 from slurmft.train.loop.evaluator import Evaluator
 from slurmft.train.loop.generators import rng_state
-from slurmft.train.loop.kept_process import kept_process
 from slurmft.train.loop.named_metrics import NamedMetrics
 from slurmft.train.loop.timers import PhaseClock
+from slurmft.train.metric_process import MetricError, MetricProcess
 from slurmft.train.metric_spec import MetricSpec
 from slurmft.train.task_facts import TASKS
 from slurmft.train.tasks.evaluate_metrics import (
     EvaluateMetric,
-    MetricError,
     check_trusted,
     examples,
 )
@@ -482,6 +482,51 @@ def test_a_metric_may_return_the_number_itself(scripts: Path, home: Path) -> Non
     assert metric.compute(examples("classes", LABELS)[0]) == {"bare": 0.5}
 
 
+def returned(result: Any) -> dict[str, float]:
+    """The numbers of a metric that returns a result."""
+    module = SimpleNamespace(features={}, compute=lambda **inputs: result)
+    metric = EvaluateMetric(MetricSpec.parse("./any"), module)
+    return metric.compute(examples("numbers", None)[0])
+
+
+class BrokenNumber(float):
+    def __float__(self) -> float:
+        raise RuntimeError("no number today")
+
+
+def test_numbers_of_every_kind_are_taken() -> None:
+    result = {
+        "numpy": np.float32(0.5),
+        "array": np.array([0.5]),
+        "tensor": torch.tensor(0.5, requires_grad=True),
+        "decimal": Decimal("0.5"),
+        "fraction": Fraction(1, 2),
+        "several": np.array([0.5, 0.5]),
+        "flag": True,
+        "text": "0.5",
+        "nested": {"f1": 0.5},
+        5: 0.5,
+    }
+    numbers = ("numpy", "array", "tensor", "decimal", "fraction", "5")
+    assert returned(result) == dict.fromkeys(numbers, 0.5)
+    with pytest.raises(MetricError, match="failed: RuntimeError\\('no number today'"):
+        returned({"a": BrokenNumber(0.5)})
+    with pytest.raises(MetricError, match="returns 10,000 numbers") as error:
+        returned({f"v{number}": 0.5 for number in range(10_000)})
+    assert "--metric ./any:value=v0" in str(error.value.hint)
+
+
+def test_names_in_results_can_be_shown_and_are_distinct() -> None:
+    """A metric may call its numbers anything."""
+    values = ["my", "a b", "a/b", "a\nb", "\ud800", "", "s" * 5000]
+    names = MetricSpec.parse("./my").value_names(values)
+    assert names["my"] == "my"
+    assert names["a b"] == "my_a-b"
+    assert len(set(names.values())) == len(values)
+    for name in names.values():
+        assert re.fullmatch(r"[\w.-]{1,80}", name, re.ASCII)
+
+
 def test_numbers_that_are_not_finite_are_no_values() -> None:
     """Records have no infinite numbers, and the highest of them would stay the best for ever."""
     result = {"a": float("-inf"), "b": np.float32("inf"), "c": 10**400, "d": 0.5}
@@ -603,15 +648,12 @@ def test_cache_is_nobody_elses_to_write_whatever_the_umask(
     assert list(place.rglob("__pycache__"))
 
 
-@pytest.mark.parametrize("printed", ["5", "[]", "null", "'words'", ""])
-def test_a_script_that_ends_the_process_is_told(
-    monkeypatch: pytest.MonkeyPatch, printed: str
-) -> None:
-    """Whatever it has printed before."""
-    ended = SimpleNamespace(stdout=f"{printed}\n", stderr="")
-    monkeypatch.setattr(process, "run", lambda *args, **options: ended)
-    report = trial({"metrics": ["ends"]}, offline=True)
-    assert report["message"] == "--metric ends cannot be tried: its process ended"
+def examined(metric: str) -> list[str]:
+    """The numbers that a metric of classes returns in its trial at submission."""
+    facts = {"task": "sst2", "kind": "classes", "classes": ["a", "b"]}
+    request = {"call": "examine", "seed": None, "computes": True} | facts
+    numbers = login_metrics._examined(json.dumps(request), (metric,), ())
+    return numbers[metric]
 
 
 @pytest.mark.processes
@@ -627,14 +669,9 @@ def test_login_node_and_jobs_lock_the_caches_alike(
         "return 0.5", "from slurmft import locks; raise ValueError(locks.installed())"
     )
     file.write_text(body)
-    request = {
-        "metrics": [str(file)],
-        "deciding": "",
-        "task": "sst2",
-        "kind": "classes",
-    }
-    report = trial(request | {"classes": ["a", "b"], "computes": True}, offline=True)
-    assert report["message"].endswith("failed: ValueError('soft')")
+    with pytest.raises(MetricError) as error:
+        examined(str(file))
+    assert error.value.message.endswith("failed: ValueError('soft')")
     environments: list[dict[str, str]] = []
 
     def run(command: Any, env: dict[str, str], **options: Any) -> SimpleNamespace:
@@ -654,82 +691,90 @@ def test_trial_does_not_import_from_the_present_folder(
 ) -> None:
     """Many projects have an evaluate.py; and others may write into the folder."""
     (tmp_path / "json.py").write_text("raise SystemExit('of the project')")
+    script = write_script(tmp_path / "metrics", "bare")
     monkeypatch.chdir(tmp_path)
-    assert trial({"metrics": []}, offline=True) == {"lines": []}
+    assert login_metrics.fetch([str(script)], offline=True) == [
+        f"{script}: predictions: int32, references: int32"
+    ]
 
 
 # --- runs -----------------------------------------------------------------------------------------
 
 
-def test_what_a_metric_draws_does_not_change_the_training(
-    scripts: Path, home: Path, tmp_path: Path, tiny_model: Path
-) -> None:
-    """And a value that is NaN is told, and leaves the others as they are."""
-    metrics = (str(scripts / "draws"), str(scripts / "accuracy"))
-    task = task_of("sst2", glue(tmp_path / "data", "sst2"), tiny_model, metric=metrics)
-    data = task.prepare()
-    said: list[str] = []
+def named_metrics(
+    folder: Path, model: Path, metrics: tuple[str, ...], said: list[str]
+) -> tuple[NamedMetrics, Any]:
+    """The metrics of a run on one rank, and its data; `said`: its warnings."""
+    task = task_of("sst2", glue(folder, "sst2"), model, metric=metrics)
     world = SimpleNamespace(on_main=lambda work: work(), device=torch.device("cpu"))
-    job = SimpleNamespace(alive=lambda phase: None, warn=said.append)
+    of_job = SimpleNamespace(job=SimpleNamespace(hang_timeout_s=600))
+    job = SimpleNamespace(alive=lambda phase: None, warn=said.append, config=of_job)
+    data = task.prepare()
     setup: Any = SimpleNamespace(
         task=task, data=data, config=task.config, world=world, job=job
     )
-    before = rng_state(world.device)
-    metrics_of_run = NamedMetrics(setup)
-    assert rng_state(world.device) == before
-    values = metrics_of_run.compute(data.validation.labels, data)
-    assert rng_state(world.device) == before
-    assert np.isnan(values["draws"])
-    assert values["evaluate_accuracy"] == 1.0
-    assert "gives no finite number for draws" in said[0]
-    assert not metrics_of_run.deciding.has_value(values)
+    return NamedMetrics(setup), data
 
 
-def test_what_a_script_changes_in_its_process_is_undone(tmp_path: Path) -> None:
-    """Gradients that a metric had switched off ended the training at its next step."""
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended; whoever has adopted it may not have noticed."""
+    stat = process.stat(pid)
+    return stat is None or stat[0] == "Z"
 
-    def settings() -> dict[str, Any]:
-        return {
-            "folder": os.getcwd(),
-            "umask": current_umask(),
-            "rank": os.environ.get("RANK"),
-            "home": os.environ.get("HOME"),
-            "gradients": torch.is_grad_enabled(),
-            "dtype": torch.get_default_dtype(),
-            "threads": torch.get_num_threads(),
-            "deterministic": torch.get_deterministic_debug_mode(),
-            "matmul": torch.get_float32_matmul_precision(),
-            "numpy": np.geterr(),
-            "warnings": list(warnings.filters),
-            "random": rng_state(torch.device("cpu")),
-        }
 
-    def change() -> None:
-        os.chdir(tmp_path)
-        os.umask(0o777)
-        os.environ["RANK"] = "7"
-        os.environ.pop("HOME")
-        torch.set_grad_enabled(False)
-        torch.set_default_dtype(torch.float64)
-        torch.set_num_threads(settings_before["threads"] + 1)
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.set_float32_matmul_precision("medium")
-        np.seterr(all="raise")
-        warnings.simplefilter("error")
-        torch.manual_seed(1)
+@pytest.mark.processes
+def test_a_script_reaches_its_own_process_alone(
+    scripts: Path,
+    home: Path,
+    tmp_path: Path,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It had run in the main rank: the run was lost with the process that a script ended, and what
+    a script closed, set or drew was so for the training. What fails has no value, and is told."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("SLURMFT_STORE_SECRET", "x")
+    names = ("exits", "interrupts", "changes", "draws", "accuracy")
+    metrics = tuple(str(scripts / name) for name in names)
+    said: list[str] = []
+    before = rng_state(torch.device("cpu"))
+    computed, data = named_metrics(tmp_path / "data", tiny_model, metrics, said)
+    values = computed.compute(data.validation.labels, data)
+    assert rng_state(torch.device("cpu")) == before
+    assert np.isnan(
+        [values.pop(name) for name in ("exits", "interrupts", "draws")]
+    ).all()
+    assert values.pop("evaluate_accuracy") == 1.0
+    assert values.pop("changes_variables_of_ranks") == 0
+    left_running = int(values.pop("changes_child"))
+    assert not values
+    assert "has ended its process (exit code 3)" in said[0]
+    assert "failed: KeyboardInterrupt()" in said[1]
+    assert "gives no finite number for draws" in said[2]
+    assert not computed.deciding.has_value(values)
+    assert not has_ended(left_running)
+    computed.end()
+    assert has_ended(left_running)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RANK", "0")
-        patch.setenv("HOME", str(tmp_path))
-        patch.delenv("OF_A_SCRIPT", raising=False)
-        settings_before = settings()
-        with kept_process(torch.device("cpu")):
-            change()
-            changed = settings()
-            os.environ["OF_A_SCRIPT"] = "set at its import, read at each computation"
-        assert settings() == settings_before
-        assert all(changed[name] != settings_before[name] for name in changed)
-        assert os.environ.pop("OF_A_SCRIPT")
+
+@pytest.mark.processes
+def test_a_metric_that_does_not_return_has_no_value(
+    tmp_path: Path, scripts: Path, home: Path
+) -> None:
+    """What it has sent before is left out, and the next metric has a process again."""
+    request = {"call": "compute", "seed": 1, "predictions": [1], "references": [1]}
+    with MetricProcess(dict(os.environ)) as metric_process:
+        sleeps = {"metric": str(scripts / "sleeps")}
+        with pytest.raises(MetricError, match="took more than 1 s"):
+            metric_process.ask(request | sleeps, timeout_s=1)
+        bare = {"metric": str(scripts / "bare")}
+        answer = metric_process.ask(request | bare, timeout_s=None)
+        assert answer == {"numbers": {"bare": 0.5}}
+        # Own tasks may give arrays.
+        arrays = {"predictions": np.array([1]), "references": torch.tensor([1])}
+        accuracy = {"metric": str(scripts / "accuracy")}
+        answer = metric_process.ask(request | accuracy | arrays, timeout_s=None)
+        assert answer == {"numbers": {"accuracy": 1.0}}
 
 
 def test_nan_of_the_model_is_told_before_metrics_see_it(

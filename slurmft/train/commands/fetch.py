@@ -34,8 +34,8 @@ from slurmft.core.options import build, options
 from slurmft.train import metric_spec, own_task, recipes
 from slurmft.train.config import TrainConfig
 from slurmft.train.login import inputs
+from slurmft.train.login import metrics as login_metrics
 from slurmft.train.login.caches import environment_of_caches
-from slurmft.train.login.metrics import trial
 from slurmft.train.login.sources import check_installed, localize
 
 ELSEWHERE = Elsewhere.PLAIN
@@ -153,11 +153,8 @@ def fetch_metrics(texts: list[str]) -> None:
     for offline, metrics in ((False, [spec.text for spec in of_hub]), (True, names)):
         if not metrics:
             continue
-        request = {"metrics": metrics, "refresh": not offline}
-        report = trial(request, offline)
-        if "message" in report:
-            raise UsageError(report["message"], report["hint"])
-    for line in report["lines"]:
+        lines = login_metrics.fetch(metrics, offline)
+    for line in lines:
         print(line, flush=True)
 
 

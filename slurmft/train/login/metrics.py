@@ -6,18 +6,16 @@ any.
 
 import functools
 import json
-import subprocess
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
-from slurmft.core import interpreter, process
 from slurmft.core.errors import SlurmftWarning, UsageError
 from slurmft.core.hub import is_hub_offline, is_local
 from slurmft.train import metric_spec
 from slurmft.train.config import TrainConfig
 from slurmft.train.login import inputs
 from slurmft.train.login.caches import environment_of_caches
+from slurmft.train.metric_process import MetricProcess
 from slurmft.train.metric_spec import MetricSpec
 from slurmft.train.own_task import facts
 
@@ -42,8 +40,8 @@ def check(train: TrainConfig) -> None:
     classes = _classes(train)
     needs_classes = kind in ("classes", "flags", "tags")
     request = {
-        "metrics": on_this_machine,
-        "deciding": train.metric[0],
+        "call": "examine",
+        "seed": None,
         "task": train.task,
         "kind": kind,
         "classes": classes,
@@ -51,10 +49,12 @@ def check(train: TrainConfig) -> None:
         "computes": classes is not None or not needs_classes,
     }
     contents = [_content(text) for text in on_this_machine]
-    # As a text and a tuple, which can be keys of a cache.
-    report = _kept_trial(json.dumps(request), tuple(contents))
-    if "message" in report:
-        raise UsageError(report["message"], report["hint"])
+    # As texts and tuples, which can be keys of a cache.
+    metrics = tuple(on_this_machine)
+    numbers = _examined(json.dumps(request), metrics, tuple(contents))
+    deciding = train.metric[0]
+    if numbers.get(deciding):
+        MetricSpec.parse(deciding).deciding(numbers[deciding])
 
 
 def _is_here(spec: MetricSpec, own_metrics: Sequence[str]) -> bool:
@@ -111,48 +111,43 @@ def _content(text: str) -> str:
 
 # The cells of a study have the same metrics; `contents` makes it forget a script that has changed.
 @functools.cache
-def _kept_trial(request: str, contents: tuple[str, ...]) -> dict[str, Any]:
+def _examined(
+    request: str, metrics: tuple[str, ...], contents: tuple[str, ...]
+) -> dict[str, list[str]]:
+    """Returns the names of the numbers that metrics return for a few samples; none where they are
+    not computed. Raises as `MetricProcess.ask`."""
     # As a job without internet would try them, and without a wait for the hub.
-    return trial(json.loads(request), offline=True)
+    with _process(offline=True) as metric_process:
+        numbers = {}
+        for text in metrics:
+            answer = metric_process.ask(
+                json.loads(request) | {"metric": text}, _TRIAL_S
+            )
+            numbers[text] = answer["numbers"]
+    return numbers
 
 
-def trial(request: dict[str, Any], offline: bool) -> dict[str, Any]:
-    """Loads metrics in a process of their own, and tries them on a few samples.
-
-    Args:
-        request: see `slurmft.train.metric_trial`.
-        offline: ask the hub for nothing.
+def fetch(metrics: Sequence[str], offline: bool) -> list[str]:
+    """Loads metrics, of the hub whatever the cache has; `offline`: of the cache alone.
 
     Returns:
-        `message` and `hint` of what is wrong; or `lines`, what each metric takes.
+        What each metric takes, in words.
+
+    Raises:
+        MetricError: one of them cannot be loaded.
     """
+    lines = []
+    with _process(offline) as metric_process:
+        for text in metrics:
+            request = {"call": "fetch", "seed": None, "refresh": not offline}
+            answer = metric_process.ask(request | {"metric": text}, _TRIAL_S)
+            lines.append(f"{text}: {answer['takes']}")
+    return lines
+
+
+def _process(offline: bool) -> MetricProcess:
+    """Returns the process that metrics are tried in; `offline`: it asks the hub for nothing."""
     environment = environment_of_caches()
     if offline:
         environment["HF_HUB_OFFLINE"] = "1"
-    command = interpreter.module("slurmft.train.metric_trial", json.dumps(request))
-    what = f"--metric {', '.join(request['metrics'])}"
-    try:
-        done = process.run(command, _TRIAL_S, env=environment)
-    except subprocess.TimeoutExpired:
-        problem = f"{what} took more than {_TRIAL_S:.0f} s for a few samples"
-        return {"message": problem, "hint": "choose another metric"}
-    report = _last_object(done.stdout)
-    if report is None:
-        # The last line of a traceback names the error.
-        last_words = done.stderr.strip().rpartition("\n")[2]
-        problem = f"{what} cannot be tried: {last_words or 'its process ended'}"
-        return {"message": problem, "hint": "correct its script, or leave it out"}
-    return report
-
-
-def _last_object(output: str) -> dict[str, Any] | None:
-    """Returns the object of JSON in the last line of an output, before which scripts may have
-    printed anything; None: a script has ended the process."""
-    last_line = output.rstrip().rpartition("\n")[2]
-    try:
-        value = json.loads(last_line)
-    except ValueError:
-        return None
-    if isinstance(value, dict):
-        return value
-    return None
+    return MetricProcess(environment)

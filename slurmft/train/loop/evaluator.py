@@ -232,6 +232,11 @@ class Evaluator:
         self._clock.enter(None)
         return metrics, by_class
 
+    def end(self) -> None:
+        """Ends what evaluations have started."""
+        if self._named_metrics:
+            self._named_metrics.end()
+
     def predictions(self, data: TokenData, boundary: Boundary) -> np.ndarray | None:
         """Returns the predictions of a split, in its order, on the main rank; None elsewhere. A
         resumed run goes on with the samples that are left.

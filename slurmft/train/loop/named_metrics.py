@@ -1,22 +1,28 @@
-"""Metrics that --metric names, beside those of the task: computed on the main rank alone."""
+"""Metrics that --metric names, beside those of the task: computed for the main rank alone, in a
+process of its own."""
 
 import math
+import os
+import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from slurmft.core.errors import UsageError
+from slurmft.core.job_variables import without_ranks
+from slurmft.core.text import some
 from slurmft.train import metric_spec
 from slurmft.train.data.token_data import TokenData
-from slurmft.train.loop.kept_process import kept_process
 from slurmft.train.loop.setup import Setup
-from slurmft.train.tasks.evaluate_metrics import (
-    EvaluateMetric,
-    MetricError,
-    MetricInputs,
-    examples,
-)
+from slurmft.train.metric_process import MetricError, MetricProcess
+from slurmft.train.metric_spec import MetricSpec
+from slurmft.train.tasks.evaluate_metrics import MetricInputs
+
+_SHARE_OF_HANG = 0.8
+"""Metrics may take this share of the time after which ranks without a heartbeat count as hung: a
+metric that hangs then has no value, and the run goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,7 @@ class Deciding:
 class _Loaded:
     """A metric that has passed its trial."""
 
-    metric: EvaluateMetric
+    spec: MetricSpec
     form: int
     """Number of the form of predictions that it takes."""
     names: dict[str, str]
@@ -62,17 +68,15 @@ class NamedMetrics:
         """Raises UsageError where a metric cannot be used; on every rank."""
         self._setup = setup
         self._loaded: list[_Loaded] = []
+        # Its output is in the log of the main rank.
+        self._process = MetricProcess(without_ranks(os.environ), keeps_output=True)
         task = setup.task
         self.best_by: str | None = None
         """What the best checkpoint has, in words, as "lowest mse"; None: --metric does not decide.
         """
         self.deciding = Deciding(task.metric_names[0], task.lower_is_better)
         if setup.config.named_metrics:
-            # What a script does must not change the training.
-            with kept_process(setup.world.device):
-                # On the main rank alone, which computes the metrics: the import of evaluate takes
-                # seconds.
-                facts = setup.world.on_main(self._load)
+            facts = setup.world.on_main(self._load)
             if facts is not None:
                 self.deciding = Deciding(**facts)
         own_metrics = [self._own(text) for text in setup.config.metric]
@@ -86,20 +90,25 @@ class NamedMetrics:
         one of the task. On the main rank."""
         setup = self._setup
         task = setup.task
-        # It takes seconds, and the other ranks wait.
-        setup.job.alive("evaluate")
-        forms = examples(task.facts.predictions, self._classes())
+        deadline = self._begin()
         deciding = None
         for spec in metric_spec.parsed(setup.config.named_metrics):
-            metric = EvaluateMetric.load(spec, seed=setup.config.seed)
-            form = metric.form(forms, setup.config.task)
-            numbers = list(metric.compute(forms[form]))
-            loaded = _Loaded(metric, form, spec.value_names(numbers))
+            request = {
+                "call": "examine",
+                "task": setup.config.task,
+                "kind": task.facts.predictions,
+                "classes": self._classes(),
+                "computes": True,
+            }
+            answer = self._ask(spec, request, deadline)
+            numbers = answer["numbers"]
+            loaded = _Loaded(spec, answer["form"], spec.value_names(numbers))
             self._loaded.append(loaded)
             if spec.text == setup.config.metric[0]:
                 value = spec.deciding(numbers)
+                suffix = task.metric_suffixes[0]
                 deciding = Deciding(
-                    name=self._result_name(loaded, value, task.metric_suffixes[0]),
+                    name=self._result_names(loaded, [value], suffix)[value],
                     lower_is_better=spec.is_lower_better(value),
                 )
         if deciding is None:
@@ -138,18 +147,23 @@ class NamedMetrics:
             return data.labels or None
         return [str(number) for number in range(int(labels.max()) + 1)]
 
-    def _result_name(self, loaded: _Loaded, value: str, suffix: str) -> str:
-        """Returns the name of a number among the metrics of an evaluation."""
-        spec = loaded.metric.spec
-        names = loaded.names
-        # A number that the trial did not have: a metric may return others for other samples.
-        if value not in names:
-            names = spec.value_names([*names, value])
-        name = names[value] + suffix
-        # Where an evaluation has one of this name itself, the result has both.
-        if name in (*self._setup.task.metric_names, metric_spec.LOSS):
-            return f"evaluate_{name}"
-        return name
+    def _result_names(
+        self, loaded: _Loaded, values: Iterable[str], suffix: str
+    ) -> dict[str, str]:
+        """Returns the names of numbers among the metrics of an evaluation."""
+        # A metric may return more for other samples than in its trial. All together: two of them
+        # may have one name otherwise.
+        all_values = list(dict.fromkeys([*loaded.names, *values]))
+        names = loaded.spec.value_names(all_values) | loaded.names
+        reserved = (*self._setup.task.metric_names, metric_spec.LOSS)
+        results = {}
+        for value in values:
+            name = names[value] + suffix
+            # Where an evaluation has one of this name itself, the result has both.
+            if name in reserved:
+                name = f"evaluate_{name}"
+            results[value] = name
+        return results
 
     def compute(self, predictions: np.ndarray, data: TokenData) -> dict[str, float]:
         """Returns the values of all metrics; none on other ranks than the main one. Where a metric
@@ -162,12 +176,35 @@ class NamedMetrics:
             # Where no metric gives it a value: an evaluation without one is not compared. The
             # caller has the value of a metric of the task itself.
             values[self.deciding.name] = math.nan
-        with kept_process(setup.world.device):
-            inputs = setup.task.metric_inputs(predictions, data)
-            for loaded in self._loaded:
-                for suffix, forms in inputs.items():
-                    values |= self._compute(loaded, forms, suffix)
+        inputs = setup.task.metric_inputs(predictions, data)
+        deadline = self._begin()
+        for loaded in self._loaded:
+            for suffix, forms in inputs.items():
+                values |= self._compute(loaded, forms, suffix, deadline)
         return values
+
+    def end(self) -> None:
+        """Ends the process of the metrics."""
+        self._process.end()
+
+    def _begin(self) -> float | None:
+        """Sends a heartbeat; returns when the metrics have to be done, None: at any time."""
+        job = self._setup.job
+        job.alive("evaluate")
+        hang_timeout_s = job.config.job.hang_timeout_s
+        if not hang_timeout_s:
+            return None
+        return time.monotonic() + _SHARE_OF_HANG * hang_timeout_s
+
+    def _ask(
+        self, spec: MetricSpec, request: dict[str, Any], deadline: float | None
+    ) -> dict[str, Any]:
+        """Sends a request about a metric to the process. Raises as `MetricProcess.ask`."""
+        timeout_s = None
+        if deadline is not None:
+            timeout_s = max(1.0, deadline - time.monotonic())
+        of_metric = {"metric": spec.text, "seed": self._setup.config.seed}
+        return self._process.ask(request | of_metric, timeout_s)
 
     def in_order(self, metrics: dict[str, float]) -> dict[str, float]:
         """Returns the metrics of an evaluation, the deciding one first: it is the primary one."""
@@ -177,12 +214,17 @@ class NamedMetrics:
         return {name: metrics[name]} | metrics
 
     def _compute(
-        self, loaded: _Loaded, forms: list[MetricInputs], suffix: str
+        self,
+        loaded: _Loaded,
+        forms: list[MetricInputs],
+        suffix: str,
+        deadline: float | None,
     ) -> dict[str, float]:
         """Returns the numbers of one metric for a validation split, by their names in results."""
-        spec = loaded.metric.spec
+        spec = loaded.spec
         # All that the trial had: evaluations must not differ in which metrics they have.
         numbers = dict.fromkeys(loaded.names, math.nan)
+        is_told = False
         try:
             # A task of the user's own may give fewer forms than its kind of predictions has.
             if loaded.form >= len(forms):
@@ -191,19 +233,23 @@ class NamedMetrics:
                     "for it",
                     "write metric_inputs() of the task",
                 )
-            numbers |= loaded.metric.compute(forms[loaded.form])
+            inputs = forms[loaded.form]
+            request = {
+                "call": "compute",
+                "predictions": inputs.predictions,
+                "references": inputs.references,
+            }
+            numbers |= self._ask(spec, request, deadline)["numbers"]
         except MetricError as error:
             self._warn(error.message)
-        else:
-            missing = [name for name, value in numbers.items() if math.isnan(value)]
-            if missing:
-                self._warn(
-                    f"--metric {spec.text!r} gives no finite number for {', '.join(missing)}"
-                )
-        return {
-            self._result_name(loaded, name, suffix): value
-            for name, value in numbers.items()
-        }
+            is_told = True
+        names = self._result_names(loaded, numbers, suffix)
+        missing = [names[value] for value in numbers if math.isnan(numbers[value])]
+        if missing and not is_told:
+            self._warn(
+                f"--metric {spec.text!r} gives no finite number for {some(missing)}"
+            )
+        return {names[value]: number for value, number in numbers.items()}
 
     def _warn(self, text: str) -> None:
         self._setup.job.warn(

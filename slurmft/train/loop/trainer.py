@@ -84,6 +84,8 @@ def run(job: Job, imports_s: float | None = None) -> None:
             trainer.position,
             trainer.evaluator.most_samples,
         ) from error
+    finally:
+        trainer.evaluator.end()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

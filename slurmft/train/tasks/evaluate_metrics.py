@@ -15,6 +15,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from slurmft.core import permissions, trusted
 from slurmft.core.errors import SlurmftError, UsageError, one_line
 from slurmft.core.hub import NotOnHubError, is_hub_offline
 from slurmft.core.text import some
+from slurmft.train.metric_process import MetricError
 from slurmft.train.metric_spec import MetricSpec, is_cached, script
 
 SCRIPTS = trusted.Door(
@@ -36,6 +38,8 @@ _WHOLE_NUMBER = re.compile(r"0|-?[1-9]\d{0,8}", re.ASCII)
 """The name of a class that is a number, as metrics take them: of 32 bits."""
 _OF_PROBABILITIES = ("brier_score",)
 """Metrics that take probabilities, which their features call numbers, as those of an error do."""
+_MOST_NUMBERS = 200
+"""Each is a line of tables, and in the records of each evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +48,6 @@ class MetricInputs:
 
     predictions: list[Any]
     references: list[Any]
-
-
-class MetricError(UsageError):
-    """A metric that cannot be used, or has no value."""
 
 
 class AbsentMetricError(MetricError, NotOnHubError):
@@ -233,12 +233,12 @@ class EvaluateMetric:
             module = _load(spec, seed, refresh)
         except SlurmftError:
             raise
-        # A script may do anything, and end the process.
-        except (Exception, SystemExit) as error:
-            reason = _reason(error)
+        # Whatever a script raises: to end the process, say.
+        except BaseException as error:
+            why = reason(error)
             if not spec.is_local and _is_absent(error):
                 raise AbsentMetricError(
-                    f"{what} is not in the cache, and was not found on the hub: {reason}",
+                    f"{what} is not in the cache, and was not found on the hub: {why}",
                     f"on the login node: slurmft fetch --metric {spec.name}; or give the folder "
                     "of its script",
                 ) from error
@@ -249,7 +249,7 @@ class EvaluateMetric:
                 ) from error
             cure = "install what it imports, correct its script, or leave it out"
             raise MetricError(
-                f"{what} cannot be loaded: {reason}",
+                f"{what} cannot be loaded: {why}",
                 _cure(error, cure),
             ) from error
         metric = cls(spec, module)
@@ -327,22 +327,27 @@ class EvaluateMetric:
                 references=inputs.references,
                 **self.spec.arguments,
             )
-        except KeyboardInterrupt:
-            raise
+            # Some metrics return the number itself.
+            if not isinstance(result, Mapping):
+                result = {self.spec.short_name: result}
+            # The script's own objects, which may fail as well.
+            values = dict(_numbers(result))
         # Whatever a script raises: the exceptions of time limits are not of Exception, either.
         except BaseException as error:
-            problem = f"{what} failed: {_reason(error)}"
+            problem = f"{what} failed: {reason(error)}"
             cure = _cure(error, "give its arguments, or leave it out")
             raise MetricError(problem, cure) from error
-        # Some metrics return the number itself.
-        if not isinstance(result, Mapping):
-            result = {self.spec.short_name: result}
-        values = dict(_numbers(result))
         chosen = values
         if self.spec.value is not None:
             chosen = {name: values[name] for name in values if name == self.spec.value}
         if not chosen:
             raise self._no_number(result, list(values))
+        if len(chosen) > _MOST_NUMBERS:
+            raise MetricError(
+                f"{what} returns {len(chosen):,} numbers, and results take {_MOST_NUMBERS} of one "
+                "metric",
+                f"choose one of them, or some: --metric {self.spec.with_value(next(iter(chosen)))}",
+            )
         return chosen
 
     def _no_number(self, result: Mapping[str, Any], numbers: list[str]) -> MetricError:
@@ -517,7 +522,7 @@ def _imports_several(spec: MetricSpec) -> bool:
     return bool(re.search(r"^import [^#\n]*,", text, re.MULTILINE))
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """Returns an error of a script in one line; of long messages their beginning."""
     resource = _nltk_resource(error)
     if resource:
@@ -541,14 +546,14 @@ def _numbers(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         number = value
         # Of numpy and torch; arrays of several values have no item.
         if hasattr(value, "item"):
-            with contextlib.suppress(ValueError, RuntimeError):
+            with contextlib.suppress(Exception):
                 number = value.item()
-        is_number = isinstance(number, numbers.Real) and not isinstance(number, bool)
-        if is_number:
+        is_number = isinstance(number, numbers.Real | Decimal)
+        if is_number and not isinstance(number, bool):
             yield str(name), _finite(number)
 
 
-def _finite(number: numbers.Real) -> float:
+def _finite(number: numbers.Real | Decimal) -> float:
     """Returns a number as records and comparisons take it; NaN: it is infinite, or too large."""
     try:
         value = float(number)
