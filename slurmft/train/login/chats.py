@@ -53,6 +53,7 @@ _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 """Roles by their names in ShareGPT's form."""
 
 SYSTEM_ROLES = ("system", "developer")
+_PLAIN_KEYS = {"role", "content"}
 
 
 class FormError(Exception):
@@ -74,6 +75,9 @@ def messages_of(value: Any) -> list[dict[str, Any]]:
 
 
 def _message_of(given: dict[str, Any]) -> dict[str, Any]:
+    # Most messages are plain, and there are millions.
+    if given.keys() == _PLAIN_KEYS and {str}.issuperset(map(type, given.values())):
+        return dict(given)
     # Templates are given no null, as transformers does it; columns of parquet hold one for each key
     # that another message has.
     message = {key: value for key, value in given.items() if value is not None}

@@ -503,6 +503,9 @@ class Words(RowFormat):
                 f"{what} has {len(words)} words and {len(labels)} labels",
                 "each word has one label; O where it is none of what is looked for",
             )
+        # Of millions of words all are right, as a rule: none is looked at by itself then.
+        if {str}.issuperset(map(type, words)):
+            return
         for word in words:
             if not isinstance(word, str):
                 raise UsageError(
@@ -510,8 +513,9 @@ class Words(RowFormat):
                 )
 
     def labels(self, values: Columns, start: int = 1) -> Iterator[tuple[int, Any]]:
-        for row, labels in enumerate(values[-1], start):
-            yield from zip(itertools.repeat(row), labels, strict=False)
+        of_rows = map(itertools.repeat, itertools.count(start))
+        # Without a step of Python for each of millions of words.
+        return itertools.chain.from_iterable(map(zip, of_rows, values[-1]))
 
     def texts(self, values: Columns) -> Iterable[Text]:
         return map(" ".join, values[0])
