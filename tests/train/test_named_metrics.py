@@ -658,7 +658,11 @@ def examined(metric: str) -> list[str]:
 
 @pytest.mark.processes
 def test_login_node_and_jobs_lock_the_caches_alike(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path,
+    tmp_path: Path,
+    tiny_data: Path,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of two kinds of locks neither sees the other: fetch and trial had none of the site's."""
     site = tmp_path / "site.toml"
@@ -672,6 +676,23 @@ def test_login_node_and_jobs_lock_the_caches_alike(
     with pytest.raises(MetricError) as error:
         examined(str(file))
     assert error.value.message.endswith("failed: ValueError('soft')")
+    # A flag takes precedence, as in the job.
+    started: list[dict[str, str]] = []
+
+    class StartedError(Exception):
+        """The process would start now."""
+
+    def start(command: Any, env: dict[str, str], **options: Any) -> None:
+        started.append(env)
+        raise StartedError
+
+    flags = {"task": "emotion", "metric": (str(file),), "file_locks": "lockf"}
+    flags |= {"data": str(tiny_data), "model": str(tiny_model)}
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "start", start)
+        with pytest.raises(StartedError):
+            configure(flags)
+    assert started[0][locks.VARIABLE] == "lockf"
     environments: list[dict[str, str]] = []
 
     def run(command: Any, env: dict[str, str], **options: Any) -> SimpleNamespace:

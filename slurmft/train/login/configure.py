@@ -64,7 +64,7 @@ def configure(flags: dict[str, Any]) -> RunConfig:
     if train.named_metrics and job.container is None:
         from slurmft.train.login import metrics
 
-        metrics.check(train)
+        metrics.check(train, job.file_locks)
     return RunConfig(program=program, job=job)
 
 

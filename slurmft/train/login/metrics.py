@@ -23,8 +23,11 @@ _TRIAL_S = 300.0
 """How long the trial may take: the imports take seconds, a metric that loads a model more."""
 
 
-def check(train: TrainConfig) -> None:
+def check(train: TrainConfig, file_locks: str | None = None) -> None:
     """Tries the metrics that are on this machine on a few samples; the nodes load the others.
+
+    Args:
+        file_locks: how the job locks the cache of scripts; None: as the site file says.
 
     Raises:
         UsageError: one of them does not take the predictions of the task, lacks an argument, fails,
@@ -51,7 +54,7 @@ def check(train: TrainConfig) -> None:
     contents = [_content(text) for text in on_this_machine]
     # As texts and tuples, which can be keys of a cache.
     metrics = tuple(on_this_machine)
-    numbers = _examined(json.dumps(request), metrics, tuple(contents))
+    numbers = _examined(json.dumps(request), metrics, tuple(contents), file_locks)
     deciding = train.metric[0]
     if numbers.get(deciding):
         MetricSpec.parse(deciding).deciding(numbers[deciding])
@@ -112,12 +115,15 @@ def _content(text: str) -> str:
 # The cells of a study have the same metrics; `contents` makes it forget a script that has changed.
 @functools.cache
 def _examined(
-    request: str, metrics: tuple[str, ...], contents: tuple[str, ...]
+    request: str,
+    metrics: tuple[str, ...],
+    contents: tuple[str, ...],
+    file_locks: str | None = None,
 ) -> dict[str, list[str]]:
     """Returns the names of the numbers that metrics return for a few samples; none where they are
     not computed. Raises as `MetricProcess.ask`."""
     # As a job without internet would try them, and without a wait for the hub.
-    with _process(offline=True) as metric_process:
+    with _process(offline=True, file_locks=file_locks) as metric_process:
         numbers = {}
         for text in metrics:
             answer = metric_process.ask(
@@ -145,9 +151,9 @@ def fetch(metrics: Sequence[str], offline: bool) -> list[str]:
     return lines
 
 
-def _process(offline: bool) -> MetricProcess:
+def _process(offline: bool, file_locks: str | None = None) -> MetricProcess:
     """Returns the process that metrics are tried in; `offline`: it asks the hub for nothing."""
-    environment = environment_of_caches()
+    environment = environment_of_caches(file_locks)
     if offline:
         environment["HF_HUB_OFFLINE"] = "1"
     return MetricProcess(environment)
