@@ -11,7 +11,7 @@ from slurmft.core.program import kind_of
 from slurmft.core.run_records import Record, Start, Text
 from slurmft.runs.logfiles import LogFile, log_of_rank
 from slurmft.runs.records import RecordReader
-from slurmft.runs.rundir import read_log_head
+from slurmft.runs.rundir import RunDir, read_log_head
 from slurmft.show.progress import Progress
 
 # More than a traceback has.
@@ -37,13 +37,14 @@ def follow(
     # It may record nothing: then what it prints is its progress.
     if not kind.attaches and not progress.only_bar:
         log = log_of_rank(run, 0)
+    restarts = _Restarts(run)
     last_news = ""
     last_problem = None
     output: deque[str] = deque(maxlen=_LAST_LINES)
     try:
         if not only_new:
             for record in recent:
-                progress.show(record)
+                _show(record, progress, restarts)
         for is_alive in job.looks(timeout_s):
             news = ""
             # How a job has ended is shown by whoever called this.
@@ -57,7 +58,7 @@ def follow(
                 has_recorded = True
                 # Beside its own lines, those of its records would say all twice.
                 if log is None or isinstance(record, Text):
-                    progress.show(record)
+                    _show(record, progress, restarts)
             problem = None
             # What records has room: that is not asked of the file system at each look.
             if not has_recorded:
@@ -67,16 +68,47 @@ def follow(
                 progress.say(f"warning: {problem}: the run can record nothing")
             last_problem = problem
             if log is not None:
-                _show_lines(log, progress, output)
+                _show_lines(log, progress, output, restarts)
     finally:
         progress.close()
     return output
 
 
-def _show_lines(log: LogFile, progress: Progress, output: deque[str]) -> None:
+class _Restarts:
+    """Tells why ranks have started again: of a rank that was killed, neither the records nor the
+    output of another one say it."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._last_start: float | None = None
+
+    def note(self, time: float, progress: Progress) -> None:
+        """Notes a start of the ranks at a time (Unix seconds); shows what has ended the one
+        before, where something failed."""
+        before = self._last_start
+        self._last_start = time
+        if before is None:
+            return
+        for failure in self._run.all_failures():
+            if not failure.secondary and before < failure.time <= time:
+                progress.say(f"the ranks start again: {failure}")
+                return
+
+
+def _show(record: Record, progress: Progress, restarts: _Restarts) -> None:
+    if isinstance(record, Start):
+        restarts.note(record.time, progress)
+    progress.show(record)
+
+
+def _show_lines(
+    log: LogFile, progress: Progress, output: deque[str], restarts: _Restarts
+) -> None:
     for line in log.lines(whole=False):
-        # The heads that slurmft writes at the start of each attempt are no output of the program.
-        if not read_log_head(line.text):
+        # The heads that slurmft writes at each start are no output of the program.
+        if read_log_head(line.text):
+            restarts.note(line.time, progress)
+        else:
             progress.say(line.text)
             output.append(line.text.rstrip())
 

@@ -282,7 +282,10 @@ def _after_loss(run: RunDir) -> str:
 
 
 def _resume(run: RunDir) -> str:
-    return f"to resume from the last checkpoint: slurmft resume {shlex.quote(str(run.path))}"
+    command = f"slurmft resume {shlex.quote(str(run.path))}"
+    if run.newest_checkpoint():
+        return f"to resume from the last checkpoint: {command}"
+    return f"to start it again from its beginning: {command}"
 
 
 def _last_lines(run: RunDir, job_id: str) -> list[str]:

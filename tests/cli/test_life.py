@@ -30,6 +30,7 @@ from slurmft.core.files import read_json, write_json
 from slurmft.core.program import PREDICT
 from slurmft.core.run_files import Failure
 from slurmft.runs import records, resolve
+from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
 from slurmft.show import status_words
@@ -526,6 +527,54 @@ def test_a_full_disk_is_said_at_once(
     ]
     finished = write_run(tmp_path / "finished")
     assert facts.run_facts(finished)["disk"] is None
+
+
+def test_follow_says_why_ranks_start_again(
+    queue: FakeQueue,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of a rank that was killed, the screen had the traceback of another one alone."""
+    run = on_slurm(write_run(tmp_path / "r", state="running"), "7")
+    killed = SlurmftError("the program was killed by SIGKILL")
+    for time_s, where, secondary in (
+        (15.0, "rank 0 on n1", True),
+        (16.0, "rank 1 on n2", False),
+    ):
+        run.add(Failure.of(where, killed, secondary=secondary, time=time_s))
+    with open(run.records, "w") as file:
+        for time_s in (10.0, 20.0, 30.0):
+            record = {"event": "start", "time": time_s, "total_steps": 4}
+            file.write(json.dumps(record) + "\n")
+    watch = JobWatch(run)
+    monkeypatch.setattr(watch, "looks", lambda timeout_s: iter([True]))
+    queue.squeue = "7|RUNNING|N/A|None"
+    # All starts are new to it.
+    monkeypatch.setattr(RecordReader, "read_recent", lambda self, kind: [])
+    cluster_follow.follow(watch, Progress())
+    out = capsys.readouterr().out
+    restart = "the ranks start again: the program was killed by SIGKILL (rank 1 on n2)"
+    assert [line for line in out.splitlines() if "again" in line] == [restart]
+
+
+def test_error_of_a_run_without_checkpoints_names_none(
+    queue: FakeQueue, tmp_path: Path
+) -> None:
+    """After a time limit it advised "to resume from the last checkpoint"."""
+    run = on_slurm(write_run(tmp_path / "r", state="running"), "7")
+    run.set_state(
+        "failed", "the time limit (--time) was reached; there is no checkpoint"
+    )
+    queue.squeue = "7|TIMEOUT|N/A|None"
+    again = f"slurmft resume {run.path}"
+    with pytest.raises(SlurmftError) as caught:
+        slurmft.Run(run.path).wait()
+    assert caught.value.hint == f"to start it again from its beginning: {again}"
+    (run.checkpoints / "step-00000010").mkdir(parents=True)
+    with pytest.raises(SlurmftError) as caught:
+        slurmft.Run(run.path).wait()
+    assert caught.value.hint == f"to resume from the last checkpoint: {again}"
 
 
 def test_status(
