@@ -269,6 +269,7 @@ def test_layers_behind_a_model_with_weights_that_nothing_uses(
     assert losses[1] == pytest.approx(losses[0], abs=1e-5)
 
 
+@pytest.mark.processes  # its import starts one
 @pytest.mark.parametrize(
     "poolings",
     [
@@ -848,6 +849,11 @@ def test_negatives_that_nothing_reads_are_told(
         ("1_Pooling/config.json", {"include_prompt": False}, "leaves its prompt out"),
         ("config_sentence_transformers.json", {"prompts": {}}, "none of its prompts"),
         ("sentence_bert_config.json", {"do_lower_case": True}, "has do_lower_case"),
+        (
+            "sentence_bert_config.json",
+            {"modality_config": {"text": {}, "message": {"format": "flat"}}},
+            "writes texts by its chat template",
+        ),
         ("2_Dense/model.safetensors", None, "in a pickle"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from slurmft.core.errors import UsageError
 from slurmft.train import tasks
@@ -16,7 +17,12 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.login import inputs
 from slurmft.train.login.sources import localize
 from tests.conftest import Done, records, slurmft
-from tests.support.models import write_compared, write_model, write_splits
+from tests.support.models import (
+    write_compared,
+    write_decoder,
+    write_model,
+    write_splits,
+)
 from tests.train.test_trainer import EXACT, train
 
 COLUMNS = {"text_column": "anchor", "text_pair_column": "positive"}
@@ -233,3 +239,18 @@ def test_cross_encoders_whose_scores_training_cannot_make(
         with pytest.raises(UsageError, match=message) as error:
             check()
         assert error.value.hint
+
+
+@pytest.mark.parametrize("name", ["reranker", "embeddings", "text-classification"])
+def test_no_chat_template_writes_texts(name: str, tmp_path: Path, pairs: Path) -> None:
+    """sentence-transformers would write them as messages, where the tokenizer has one."""
+    folder = write_decoder(tmp_path / "model")
+    columns = {"text_column": "query", "text_pair_column": "passage"}
+    config = TrainConfig.resolve(
+        task=name, data=str(pairs), model=str(folder), **columns
+    )
+    task: Any = tasks.get(localize(config))
+    assert task.tokenizer().chat_template
+    task.save_tokenizer(tmp_path / "saved")
+    saved = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert bool(saved.chat_template) == (name == "text-classification")

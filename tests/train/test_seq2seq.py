@@ -15,6 +15,7 @@ import torch
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.train import tasks
 from slurmft.train.config import TrainConfig
+from slurmft.train.data.tables import IGNORED
 from slurmft.train.login import configure, inputs
 from slurmft.train.login.sources import localize
 from slurmft.train.tasks.seq2seq import Task, bleu, scores_of
@@ -231,3 +232,16 @@ def test_loss_is_that_of_the_model(kind: str, tmp_path: Path) -> None:
         del batch.inputs["decoder_input_ids"]
         expected = model(**batch.inputs, labels=batch.targets["labels"]).loss
     assert float(total / count) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_labels_stay_where_a_model_writes_into_them(tmp_path: Path) -> None:
+    """As FSMT's function that makes the decoder's inputs: padding would be learnt."""
+    data = write_copies(tmp_path / "data", 12, 4)
+    task = task_of(data, write_seq2seq_model(tmp_path / "model"))
+    tokens = task.prepare()
+    task.model(tokens)
+    task._decoder_inputs = lambda labels: labels.masked_fill_(labels == IGNORED, 0)
+    batch = task.batch(tokens.train.batch(np.arange(12), 0), tokens.train)
+    learnt = batch.targets["labels"] != IGNORED
+    assert learnt.sum() == task.count(tokens.train, np.arange(12))
+    assert not learnt.all()

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from slurmft.core.errors import UsageError
 from slurmft.train import tasks
@@ -76,11 +78,11 @@ def test_switches_of_dropout_stay() -> None:
     assert config.hidden_dropout_prob == 0.3
 
 
-@pytest.mark.parametrize("kind", ["Bert", "XLNet"])
+@pytest.mark.parametrize("kind", ["Bert", "GPT2"])
 def test_a_saved_tokenizer_gives_what_the_model_was_trained_on(
     kind: str, tmp_path: Path
 ) -> None:
-    """XLNet's configuration has no number of types, so that texts are read without them."""
+    """GPT-2 has no types of tokens: it would look them up among its tokens."""
     model = write_model(tmp_path / "model")
     getattr(transformers, f"{kind}Config")(vocab_size=60).save_pretrained(model)
     data = write_pairs(
@@ -100,6 +102,58 @@ def test_a_saved_tokenizer_gives_what_the_model_was_trained_on(
     read = tokens.train.batch(np.array([0]), 0).inputs
     assert given.keys() == read.keys()
     assert all(given[name] == read[name][0].tolist() for name in given)
+
+
+@pytest.mark.parametrize("kind", ["Funnel", "XLNet"])
+@pytest.mark.parametrize(
+    "task", ["text-classification", "token-classification", "embeddings", "causal-lm"]
+)
+def test_types_of_models_without_a_table_of_them(
+    task: str, kind: str, tmp_path: Path
+) -> None:
+    """Funnel and XLNet see whether two tokens are of one text; a special token has a type of its
+    own. Their configurations name no number of types. Blocks of texts have none."""
+    folder = write_model(tmp_path / "model")
+    config_class = getattr(transformers, f"{kind}Config")
+    config_class(vocab_size=60, architectures=[f"{kind}Model"]).save_pretrained(folder)
+    words = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    words.post_processor = TemplateProcessing(
+        single="$A [SEP] [CLS]:2",
+        pair="$A [SEP] $B:1 [SEP]:1 [CLS]:2",
+        special_tokens=[(name, words.token_to_id(name)) for name in ("[SEP]", "[CLS]")],
+    )
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="[PAD]", eos_token="[SEP]",
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    )  # fmt: skip
+    tokenizer.save_pretrained(folder)
+    row: dict[str, Any] = {"text": "joy love", "other": "fear", "label": "a"}
+    columns = {"text_column": "text", "text_pair_column": "other"}
+    expected = tokenizer("joy love", "fear")["token_type_ids"]
+    if task == "token-classification":
+        row = {"tokens": ["joy", "love"], "tags": ["X", "Y"]}
+        columns = {}
+        expected = tokenizer("joy love")["token_type_ids"]
+    elif task == "embeddings":
+        expected = [*tokenizer("joy love")["token_type_ids"], 0, 0, 2]
+    elif task == "causal-lm":
+        columns = {}
+        expected = None
+    rows = [row, row | {"label": "b"}] * 2
+    data = write_splits(tmp_path / "data", {"train": rows, "validation": rows})
+    config = TrainConfig.resolve(
+        task=task, data=str(data), model=str(folder), **columns
+    )
+    prepared: Any = tasks.get(config)
+    table = prepared.prepare().train
+    if expected is None:
+        assert table.types is None
+    else:
+        assert table.types is not None
+        assert table.types.tolist() == expected * 4
+    prepared.save_tokenizer(tmp_path / "saved")
+    saved = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert ("token_type_ids" in saved.model_input_names) == (expected is not None)
 
 
 GLUE = [task for task in TASKS if RECIPES[task].get("data") == "nyu-mll/glue"]

@@ -161,10 +161,12 @@ def _files_here(model: str) -> FileOf | None:
 
 def check_reranker(model: str, file_of: FileOf) -> None:
     """Raises UsageError where a model is a CrossEncoder whose scores are made in a way that
-    training does not have: by other modules than the Transformer, or behind a prompt."""
+    training does not have: by other modules than the Transformer, behind a prompt, or from texts
+    that a chat template writes."""
     settings = _settings(file_of)
     if settings.get("model_type") != "CrossEncoder":
         return
+    _check_texts(model, file_of)
     kinds = ["Transformer"]
     modules_file = file_of(MODULES)
     if modules_file is not None:
@@ -203,7 +205,7 @@ def read(model: str, file_of: FileOf) -> SentenceModules:
     folders = [module["path"] for module in modules]
     kinds = [_kind(module) for module in modules]
     _check_kinds(model, kinds)
-    _check_case(model, file_of)
+    _check_texts(model, file_of)
     pooling = _module_config(model, folders[1], file_of)
     poolings = _poolings(model, pooling)
     # Without a default prompt no text has one that could be left out.
@@ -271,14 +273,25 @@ def _check_kinds(model: str, kinds: list[str]) -> None:
         )
 
 
-def _check_case(model: str, file_of: FileOf) -> None:
-    """Raises UsageError where texts are to be written in lower case before the tokenizer."""
+def _check_texts(model: str, file_of: FileOf) -> None:
+    """Raises UsageError where texts are to be written otherwise before the tokenizer: in lower
+    case, or by a chat template."""
     # The file of the module Transformer, which lies beside the model's own.
     file = file_of("sentence_bert_config.json")
-    if file is not None and _json(file).get("do_lower_case"):
+    if file is None:
+        return
+    settings = _json(file)
+    if settings.get("do_lower_case"):
         raise UsageError(
             f"--model {model!r} has do_lower_case in its {file.name}, which training does not do",
             "write the texts in lower case, and give a copy of the model without it",
+        )
+    # Versions from 6 on write every text as a message, where they can.
+    if "message" in (settings.get("modality_config") or {}):
+        raise UsageError(
+            f"--model {model!r} writes texts by its chat template ('message' in its {file.name}), "
+            "which training does not do",
+            _BY_THEMSELVES,
         )
 
 

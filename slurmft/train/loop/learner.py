@@ -108,7 +108,9 @@ class Learner:
     def _load_model(self) -> None:
         # A share of a layer can neither be trimmed nor computed together with others.
         is_whole = self._strategy.keeps_whole_model
-        self.loaded = LoadedModel(self._setup, trims=is_whole, fuses=is_whole)
+        self.loaded = LoadedModel(
+            self._setup, trims=is_whole, fuses=is_whole, trains=True
+        )
         self._strategy.divide(self.loaded.model)
 
     def _may_lack_gradients(self) -> bool:

@@ -9,7 +9,7 @@ from accelerate.utils import set_seed
 
 from slurmft.core.errors import UsageError
 from slurmft.train.data.tables import Batch, TokenTable
-from slurmft.train.engine import cpu, freezing, lora, packing
+from slurmft.train.engine import cpu, freezing, lora, own_loss, packing
 from slurmft.train.engine.model_flops import ModelFlops
 from slurmft.train.engine.saved_weights import dtype_of_saved, save_whole
 from slurmft.train.engine.vocab_trim import TrimmedVocabulary, check_tokens
@@ -33,6 +33,7 @@ class LoadedModel:
         fuses: bool = True,
         adapter: str | None = None,
         pads_left: bool = False,
+        trains: bool = False,
     ) -> None:
         """
         Args:
@@ -40,6 +41,8 @@ class LoadedModel:
             fuses: compute layers that are known together.
             adapter: folder of a saved adapter that the model computes with.
             pads_left: padding stands before all texts, as where a decoder generates behind them.
+            trains: the model is to be trained: a warning, where transformers would train it by
+                another loss.
         """
         self._setup = setup
         config = setup.config
@@ -47,6 +50,8 @@ class LoadedModel:
         set_seed(config.seed)
         model = setup.task.model(setup.data)
         self.model: Any = model  # DDP's inner one
+        if trains and (remark := own_loss.remark(model, setup.data)):
+            setup.job.warn(remark)
         # Counted before an adapter adds to them, and before the vocabulary is trimmed.
         sizes = [p.numel() for p in model.parameters()]
         self.parameters: int = sum(sizes)

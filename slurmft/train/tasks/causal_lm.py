@@ -44,6 +44,10 @@ class Task(Pretrained):
     _chooses_logits = False
     """The model can make logits of chosen tokens alone."""
 
+    def tells_texts_apart(self, tokenizer: Any) -> bool:
+        """Returns False: texts follow one another in a block, and an answer its prompt."""
+        return False
+
     # --- blocks -----------------------------------------------------------------------------------
 
     def table(self, tokenizer: Any, rows: Rows, names: list[str]) -> TokenTable:

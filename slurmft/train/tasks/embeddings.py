@@ -12,6 +12,7 @@ CosineSimilarityLoss. The saved model is one of sentence-transformers.
 import dataclasses
 import functools
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,17 +76,22 @@ class Task(Pretrained):
         """Returns the texts of a split, those of each row one after another, with its score."""
         columns = self.values(rows)
         ids = []
+        types = []
         for column, texts in zip(
             self.form.columns, columns[: self._texts], strict=False
         ):
             what = f"texts of {rows.where!r} ({column})"
-            encoded, _ = self.encode(tokenizer, [texts], what)
-            ids.append(encoded)
+            ids_of_column, types_of_column = self.encode(tokenizer, [texts], what)
+            if types_of_column is None:
+                # What models take where they are given none.
+                types_of_column = [np.zeros_like(each) for each in ids_of_column]
+            ids.append(ids_of_column)
+            types.append(types_of_column)
         scores = [0.0] * len(rows)
         if self._has_scores:
             scores = label_numbers(columns[-1], rows.where)
-        by_row = itertools.chain.from_iterable(zip(*ids, strict=True))
-        return TokenTable.build(by_row, np.repeat(scores, self._texts).tolist())
+        labels = np.repeat(scores, self._texts).tolist()
+        return TokenTable.build(_texts_by_row(ids), labels, _texts_by_row(types))
 
     def texts(self, validation: Rows) -> list[int]:
         """Returns a number for each text of a split; equal texts have the same."""
@@ -278,6 +284,11 @@ class Task(Pretrained):
                 count = min(at_once, len(rows) - first)
                 total += float(self.coupled_loss(rows, first, count))
         return total / len(by_row)
+
+
+def _texts_by_row(columns: list[list[np.ndarray]]) -> Iterator[np.ndarray]:
+    """Yields the texts of all columns, those of a row one after another."""
+    return itertools.chain.from_iterable(zip(*columns, strict=True))
 
 
 def _cosines(vectors: np.ndarray) -> np.ndarray:

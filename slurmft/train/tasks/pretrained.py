@@ -49,6 +49,9 @@ _SHARED_CODE = (
     "login/validation_part.py",
 )
 """Code that decides the tokens, besides this folder's."""
+_WITHOUT_TABLE_OF_TYPES = ("funnel", "xlnet")
+"""Models that see of two tokens only whether they are of one text: their configurations name no
+number of types."""
 _ROWS_AT_ONCE = 10_000
 """Rows that the tokenizer gets: its lists of a whole split would take gigabytes."""
 
@@ -409,7 +412,7 @@ class Pretrained(Task):
             for row in filled(encoded.get("token_type_ids", ()), 0):
                 types.append(np.asarray(row, dtype=np.int8))
         self.warn_of_cuts(tokenizer, is_cut, what, longest)
-        # Funnel's first token has a type of its own in a single text, too.
+        # One token of Funnel's and XLNet's has a type of its own in a single text, too.
         are_told_apart = any(numbers.any() for numbers in types)
         if are_told_apart and self.tells_texts_apart(tokenizer):
             return ids, types
@@ -511,8 +514,10 @@ class Pretrained(Task):
         if self.facts.library == LIBRARY:
             # It cuts texts as they were cut here.
             tokenizer.model_max_length = self.longest(tokenizer)
+            # By a chat template it would write them as messages, as no text was here.
+            tokenizer.chat_template = None
         if not self.tells_texts_apart(tokenizer):
-            # The saved model gets what it was trained on, as XLNet, or GPT-2 with BERT's tokenizer.
+            # The saved model gets what it was trained on, as GPT-2 with BERT's tokenizer.
             names = [n for n in tokenizer.model_input_names if n != "token_type_ids"]
             tokenizer.model_input_names = names
             # Only what is among these is written.
@@ -530,6 +535,8 @@ class Pretrained(Task):
         if "token_type_ids" not in tokenizer.model_input_names:
             return False
         model_config = self.load(AutoConfig.from_pretrained)
+        if model_config.model_type in _WITHOUT_TABLE_OF_TYPES:
+            return True
         return getattr(model_config, "type_vocab_size", 0) > 1
 
     def pretrained(self, auto_model: Any, **settings: Any) -> Any:

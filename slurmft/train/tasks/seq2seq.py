@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers.modeling_outputs import BaseModelOutput
 
 from slurmft.core.text import shown
 from slurmft.train.config import TrainConfig, required
@@ -138,8 +137,9 @@ class Task(Pretrained):
         longest = int(lengths.max())
         ids = targets.padded(targets.tokens, batch.indices, longest, IGNORED)
         labels = torch.from_numpy(ids)
-        # The labels, one place further: a token is made from those before it.
-        decoder_inputs = self._decoder_inputs(labels=labels)
+        # The labels, one place further: a token is made from those before it. Of a copy, as FSMT
+        # writes padding into what it gets.
+        decoder_inputs = self._decoder_inputs(labels=labels.clone())
         return dataclasses.replace(
             batch,
             inputs=batch.inputs | {"decoder_input_ids": decoder_inputs},
@@ -159,7 +159,7 @@ class Task(Pretrained):
         """
         with _states_of(model.get_encoder()) as states:
             predictions = self._generated(model, batch, data)
-        inputs = batch.inputs | {"encoder_outputs": BaseModelOutput(states[0])}
+        inputs = batch.inputs | {"encoder_outputs": states[0]}
         del inputs["input_ids"]
         loss, tokens = self.loss(model(**inputs), batch)
         return Evaluated(predictions, loss, tokens)
@@ -233,13 +233,15 @@ def _maker_of_decoder_inputs(model: Any) -> Callable[..., torch.Tensor]:
 
 
 @contextlib.contextmanager
-def _states_of(encoder: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
-    """Notes the hidden states that an encoder returns: a list, which is empty before that."""
-    states: list[torch.Tensor] = []
+def _states_of(encoder: torch.nn.Module) -> Iterator[list[Any]]:
+    """Notes the outputs that an encoder returns, of them the hidden states alone: a list, which is
+    empty before that."""
+    states: list[Any] = []
 
-    # The tensor alone: `generate` puts copies for each beam into the output that has it.
+    # In an output of its own: `generate` puts copies for each beam into the one that it gets. Of
+    # the same class, as decoders of NLLB-MoE look for what others do not have.
     def note(_: Any, inputs: Any, output: Any) -> None:
-        states.append(output[0])
+        states.append(type(output)(last_hidden_state=output[0]))
 
     hook = encoder.register_forward_hook(note)
     try:

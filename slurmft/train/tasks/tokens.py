@@ -69,7 +69,7 @@ class Task(Pretrained):
     ) -> TokenTable:
         words, labels = self.values(rows)
         what = f"texts of {rows.where!r}"
-        tokens, words_of_tokens = self._encoded(tokenizer, words, what)
+        tokens, types, words_of_tokens = self._encoded(tokenizer, words, what)
         inner_ids = np.array(inner_labels(names))
         token_labels = []
         names_of_texts = []
@@ -105,26 +105,26 @@ class Task(Pretrained):
         if not self._has_noted_scheme:  # the training data is the first
             self._has_noted_scheme = True
             self.notes.append(_scheme_note(names, names_of_texts))
-        return TokenTable.build(tokens, token_labels=token_labels)
+        return TokenTable.build(tokens, types=types, token_labels=token_labels)
 
     def unlabelled(self, tokenizer: Any, texts: Sequence[list[Any]]) -> TokenTable:
-        tokens, words_of_tokens = self._encoded(tokenizer, texts[0], "texts")
+        tokens, types, words_of_tokens = self._encoded(tokenizer, texts[0], "texts")
         # The place of the word that begins with a token stands for its label, see
         # `predict.heads`: there are words without tokens.
         token_labels = []
         for words in words_of_tokens:
             places = np.array(first_of_word(words))
             token_labels.append(np.where(places < 0, IGNORED, places))
-        return TokenTable.build(tokens, token_labels=token_labels)
+        return TokenTable.build(tokens, types=types, token_labels=token_labels)
 
     def _encoded(
         self,
         tokenizer: Any,
         words: list[list[str]],
         what: str,
-    ) -> tuple[list[list[int]], list[list[int | None]]]:
-        """Returns the token ids of each text; and for each token the word that it is of, or
-        None."""
+    ) -> tuple[list[list[int]], list[list[int]] | None, list[list[int | None]]]:
+        """Returns the token ids of each text; the type of each token, where the model has them; and
+        for each token the word that it is of, or None."""
         longest = self.longest(tokenizer)
         encoded = tokenizer(
             words,
@@ -134,9 +134,12 @@ class Task(Pretrained):
         )
         self.warn_of_cuts(tokenizer, are_cut(encoded), what, longest)
         ids = list(filled(encoded["input_ids"], tokenizer.pad_token_id))
+        types = None
+        if self.tells_texts_apart(tokenizer):
+            types = list(filled(encoded["token_type_ids"], 0))
         words_of_tokens = [encoding.word_ids for encoding in encoded.encodings]
         # A token that stands for a text without any is of no word.
-        return ids, list(filled(words_of_tokens, None))
+        return ids, types, list(filled(words_of_tokens, None))
 
     def model(self, data: TokenData) -> Any:
         from transformers import AutoModelForTokenClassification
