@@ -78,8 +78,10 @@ class SilentRanks:
             pause_s = _AGAIN_S
         is_due = now - sign.called_at > limit_s and now - sign.asked_at > pause_s
         if is_due:
-            sign.asked_at = now
             sign.answer = ask(self._folder, rank)
+            # One without a process group may have it soon.
+            if sign.answer is not None:
+                sign.asked_at = now
         return sign
 
 

@@ -389,6 +389,22 @@ def test_a_silent_rank_that_does_not_answer_hangs(
     assert dog.check() is not None
 
 
+def test_a_rank_is_asked_as_soon_as_it_has_a_group(
+    clock: Clock, dog: Watchdog, answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start may be silent for long."""
+    patient = Watchdog(timeout_s=0)
+    heart(patient, 0).beat(0, "output")
+    with monkeypatch.context() as starts:
+        starts.setattr(flight_recorder, "ask", lambda folder, rank: False)
+        clock.sleep(patient, 350)
+        assert not patient.has_new_wait()
+    clock.now += 1
+    answers.waits_s = answers.idle_s = 301
+    assert [patient.has_new_wait() for _ in range(2)] == [False, True]
+    patient.close()
+
+
 def test_a_wait_is_told_where_no_hang_ends_a_job(
     clock: Clock, answers: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
