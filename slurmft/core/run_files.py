@@ -274,6 +274,10 @@ class Calls:
     """Since its last call, sends and receives included; None: there was none."""
 
 
+ENDED = "ended"
+"""The state of a process that has ended without an error."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankCalls:
     """What a rank was doing when ranks hung, or when it ended (logs/collectives-rank-*.json)."""
@@ -282,7 +286,7 @@ class RankCalls:
     host: str
     attempt: int
     process: str
-    """The kernel's letter for the state of its process: T is stopped; or "gone"."""
+    """The kernel's letter for the state of its process: T is stopped; or "gone", or `ENDED`."""
     step: int
     """The last step that is done."""
     phase: str

@@ -46,6 +46,20 @@ def processes(folder: Path, rank: int) -> list[int]:
     return [int(pid) for pid in text.split()]
 
 
+def note_end(folder: Path, rank: int, pid: int) -> None:
+    """Notes that the process of a rank has ended without an error."""
+    (folder / f"ended-{rank}").write_text(str(pid))
+
+
+def has_ended_well(folder: Path, rank: int) -> bool:
+    """Returns whether the last process of a rank has ended without an error."""
+    try:
+        ended = (folder / f"ended-{rank}").read_text()
+    except OSError:
+        return False
+    return ended == str(processes(folder, rank)[-1])
+
+
 def ranks(folder: Path) -> list[int]:
     """Returns the ranks that have started on this node."""
     return sorted(int(file.name.removeprefix("pid-")) for file in folder.glob("pid-*"))

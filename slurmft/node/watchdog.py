@@ -18,7 +18,7 @@ from pathlib import Path
 from slurmft.core import process, removal
 from slurmft.core.decode import read
 from slurmft.core.files import open_to_append, write_json
-from slurmft.core.run_files import Calls, RankCalls, current_attempt
+from slurmft.core.run_files import ENDED, Calls, RankCalls, current_attempt
 from slurmft.core.text import duration
 from slurmft.core.trusted import temporary_place
 from slurmft.node import ccl, flight_recorder, heartbeat, rank_calls
@@ -239,7 +239,7 @@ class Watchdog:
                 rank=rank,
                 host=host_name(),
                 attempt=current_attempt(),
-                process=process_state(self._pid(rank)),
+                process=self._state(rank),
                 step=beat.step,
                 phase=beat.phase,
                 calls=read(answer, Calls),
@@ -281,6 +281,11 @@ class Watchdog:
         if not pids:  # for a moment, while the rank writes it
             return 0
         return pids[-1]
+
+    def _state(self, rank: int) -> str:
+        if heartbeat.has_ended_well(self.folder, rank):
+            return ENDED
+        return process_state(self._pid(rank))
 
     def _is_late(self, rank: int, beat: heartbeat.Beat) -> bool:
         limit_s = self._limit_s(rank, beat)

@@ -380,7 +380,16 @@ class OwnProcess:
             return Exit.OK
         if code:
             return self._failed(code)
+        self._note_end()
         return Exit.OK
+
+    def _note_end(self) -> None:
+        """Notes that the program has ended without an error: others may still wait for it."""
+        folder = node_folder()
+        if folder is not None and self._child is not None:
+            # No room, or the task of the node has ended: nobody will ask.
+            with contextlib.suppress(OSError):
+                heartbeat.note_end(folder, self._rank, self._child.pid)
 
     def _await_stop(self) -> None:
         """Waits a moment for a stop signal: Slurm sends it to every process of a step, and the

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from slurmft.core.errors import SlurmftError
-from slurmft.core.run_files import Call, Calls, Failure, RankCalls
+from slurmft.core.run_files import ENDED, Call, Calls, Failure, RankCalls
 from slurmft.core.text import counted, duration, in_bytes, shown, some
 from slurmft.runs.records import warn
 from slurmft.runs.rundir import RunDir
@@ -122,10 +122,15 @@ def loss_of_peer(ranks: Sequence[RankCalls]) -> str:
     if not missing or len(same) != 1:
         return ""
     rank, call = next(iter(last.items()))
-    verb = _verb(missing, "has", "have")
+    ended = [each.rank for each in ranks if each.process == ENDED]
+    if ended:
+        verb = _verb(ended, "has", "have")
+        text = f"{calls.names(ended)} {verb} ended, without an error, before the others"
+    else:
+        verb = _verb(missing, "has", "have")
+        text = f"{calls.names(missing)} {verb} left no record of collectives"
     return (
-        f"{calls.names(missing)} {verb} left no record of collectives; the last call of "
-        f"{_ranks(sorted(last))} was {calls.call(rank, call)}"
+        f"{text}; the last call of {_ranks(sorted(last))} was {calls.call(rank, call)}"
     )
 
 
@@ -269,6 +274,10 @@ class _CallsOfRanks:
         verb = _verb(ranks, "is", "are")
         if len(states) == len(ranks) and set(states.values()) <= set(_STOPPED):
             return f"{self.names(ranks)} {verb} stopped"
+        ended = [rank for rank, state in states.items() if state == ENDED]
+        if ended:
+            verb = _verb(ended, "has", "have")
+            return f"{self.names(ended)} {verb} ended, without an error"
         verb = _verb(ranks, "does", "do")
         return f"{self.names(ranks)} {verb} not answer"
 

@@ -14,7 +14,7 @@ import pytest
 
 from slurmft.core.files import write_json
 from slurmft.node import ccl, flight_recorder, watchdog
-from slurmft.node.heartbeat import Heart, note_process, read
+from slurmft.node.heartbeat import Heart, note_end, note_process, read
 from slurmft.node.watchdog import Watchdog
 from tests.support.made_runs import calls_of_rank, write_run
 
@@ -403,6 +403,15 @@ def test_a_rank_is_asked_as_soon_as_it_has_a_group(
     answers.waits_s = answers.idle_s = 301
     assert [patient.has_new_wait() for _ in range(2)] == [False, True]
     patient.close()
+
+
+def test_a_process_that_has_ended_without_an_error(dog: Watchdog) -> None:
+    """It is that of the last start."""
+    note_process(dog.folder, 0, 11)
+    note_end(dog.folder, 0, 11)
+    assert dog._state(0) == "ended"
+    note_process(dog.folder, 0, 99999999)
+    assert dog._state(0) == "gone"
 
 
 def test_a_wait_is_told_where_no_hang_ends_a_job(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from slurmft.core.files import write_json
-from slurmft.core.run_files import Call, CallGroup, Calls, Failure, RankCalls
+from slurmft.core.run_files import ENDED, Call, CallGroup, Calls, Failure, RankCalls
 from slurmft.runs import hung_collective
 from slurmft.runs.rundir import RunDir
 from tests.support.made_runs import write_run
@@ -286,3 +286,23 @@ def test_what_a_rank_told_before_it_lost_another_is_no_record_of_that(
     ranks = [of_rank(rank, call(1204), lost_peer=True) for rank in (0, 1, 3)]
     record_of(run, lost, *ranks, of_rank(2, call(900), process="gone"))
     assert "rank 2 on n2 has left no record" in run.records.read_text()
+
+
+def test_a_rank_that_has_ended_before_the_others(tmp_path: Path) -> None:
+    """As one with fewer batches: it needs no error to leave others alone."""
+    run = write_run(tmp_path / "run")
+    lost = Failure(
+        "rank 0 on n1", "connection reset", secondary=True, meetings=0, attempt=1
+    )
+    ended = of_rank(3, calls=None, process=ENDED)
+    killed = of_rank(1, calls=None, process="gone")
+    ranks = [of_rank(rank, call(1204), lost_peer=True) for rank in (0, 2)]
+    record_of(run, lost, *ranks, killed, ended)
+    words = run.records.read_text()
+    assert (
+        "rank 3 on n2 has ended, without an error, before the others; the last call of "
+        "ranks 0, 2 was all-reduce 1,204"
+    ) in words
+    assert text(tmp_path, waiting(0), waiting(1), waiting(2), ended).endswith(
+        "; rank 3 on n2 has ended, without an error"
+    )
