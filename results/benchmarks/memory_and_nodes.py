@@ -233,12 +233,13 @@ class Trial:
             self.restore()
         status = slurmft("status", str(job.run.path), "--json", env=self.cluster.env)
         facts = json.loads(status.out)
-        requeues = [each for each in job.run.history() if each.state == "requeued"]
+        # Slurm may requeue a job without a word to slurmft.
+        in_allocation = sum(each.in_allocation for each in job.run.history())
         return {
             "fault": fault.name,
             "program": self.program,
             "attempts": job.run.attempt_number(),
-            "queue_passages": sum(not each.in_allocation for each in requeues),
+            "queue_passages": job.run.attempt_number() - 1 - in_allocation,
             "steps_lost": steps_lost(job.run),
             "longest_pause_s": round(longest_pause_s(job.run), 1),
             "undisturbed_pause_s": round(longest_pause_s(self.whole.run), 1),
@@ -355,8 +356,11 @@ def difference(run: RunDir, expected: RunDir) -> float:
 
 
 def words(run: RunDir) -> list[str]:
-    """What the user reads of it: reasons of states, and warnings."""
+    """What the user reads of it: failures, reasons of states, and warnings."""
     reasons = []
+    for failure in run.all_failures():
+        if not failure.secondary and failure.message not in reasons:
+            reasons.append(failure.message)
     for each in run.history():
         # Of "running", the hosts.
         if each.reason and each.state != "running":

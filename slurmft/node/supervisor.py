@@ -113,6 +113,9 @@ class Supervisor:
             code = self._watch(self._process, child, watchdog)
         if code is None:  # a hang, a later attempt, or another node's failure
             process.end(self._process)
+            # The files of a later attempt are its own.
+            if not self.run.is_superseded(current_attempt()):
+                watchdog.keep_last_calls(self.run)
             return int(Exit.FAILED)
         if code != 0:
             # Of ranks that have lost others, which they waited for.

@@ -155,14 +155,16 @@ class _CallsOfRanks:
         """By rank, of those that have answered."""
         self._calls: dict[str, dict[int, dict[int, Call]]] = {}
         """Group -> number -> rank -> call."""
+        self._all_calls: dict[str, dict[int, dict[int, Call]]] = {}
+        """Those of ranks that have lost another one, too."""
         for each in self._ranks.values():
-            # Of a rank that has lost another one, torch does not know which calls have ended.
-            if each.calls is None or each.calls.lost_peer:
+            if each.calls is None:
                 continue
-            self.known[each.rank] = each.calls
-            for call in each.calls.calls:
-                numbers = self._calls.setdefault(call.group, defaultdict(dict))
-                numbers[call.number][each.rank] = call
+            _sort(each.rank, each.calls, self._all_calls)
+            # Of a rank that has lost another one, torch does not know which calls have ended.
+            if not each.calls.lost_peer:
+                self.known[each.rank] = each.calls
+                _sort(each.rank, each.calls, self._calls)
 
     def waits(self) -> list[_Wait]:
         """Returns the first call of each group in which ranks wait. The one that explains most
@@ -207,7 +209,7 @@ class _CallsOfRanks:
     def mismatch(self) -> tuple[list[int], str] | None:
         """Returns the ranks that have called something else than most, and what; None: the calls
         that are known fit together."""
-        for numbers in self._calls.values():
+        for numbers in self._all_calls.values():
             is_stuck = any(
                 call.waits for calls in numbers.values() for call in calls.values()
             )
@@ -315,6 +317,13 @@ class _CallsOfRanks:
             if rank in self._ranks:
                 hosts.append(shown(self._ranks[rank].host, _WIDTH))
         return some(list(dict.fromkeys(hosts)))
+
+
+def _sort(rank: int, calls: Calls, into: dict[str, dict[int, dict[int, Call]]]) -> None:
+    """Puts the calls of a rank in their places by group and number."""
+    for call in calls.calls:
+        numbers = into.setdefault(call.group, defaultdict(dict))
+        numbers[call.number][rank] = call
 
 
 def _step(rank: RankCalls) -> str:

@@ -270,7 +270,8 @@ def test_calls_that_do_not_fit_together_when_a_rank_failed(tmp_path: Path) -> No
     run = write_run(tmp_path / "run")
     killed = Failure("rank 2 on n2", "the program was killed by SIGABRT", attempt=1)
     wrong = of_rank(3, call(1203), call(1204, waits=True, bytes=4))
-    record_of(run, killed, waiting(0), waiting(1), of_rank(2, calls=None), wrong)
+    others = [of_rank(rank, call(1204), lost_peer=True) for rank in (0, 1)]
+    record_of(run, killed, *others, of_rank(2, calls=None), wrong)
     words = run.records.read_text()
     assert "rank 3 on n2 called all-reduce 1,204 of 4 bytes" in words
     assert len(run.failures_of(1)) == 1
