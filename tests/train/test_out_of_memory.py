@@ -42,8 +42,26 @@ class Small(Stars):
         evaluate_rows: int = 99
         after: int = 0  # batches that fit, whatever their size
         row_mib: int = 0  # memory that each row takes
+        saves: int = 0  # 1: the first save of the model does not fit
 
     batches = 0
+
+    def model(self, data):
+        import pathlib
+        import torch
+
+        model = super().model(data)
+        mark = pathlib.Path("saved")
+        save = model.save_pretrained
+
+        def save_pretrained(*arguments, **named):
+            if self.options.saves and not mark.exists():
+                mark.touch()
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            return save(*arguments, **named)
+
+        model.save_pretrained = save_pretrained
+        return model
 
     def loss(self, output, batch):
         import torch
@@ -135,6 +153,17 @@ def test_evaluation_goes_on_with_fewer_samples(project: Path) -> None:
         f"{samples}"
         for samples in (4, 2)
     ]
+
+
+@pytest.mark.extra("training")
+def test_the_final_save_is_tried_by_new_processes(project: Path) -> None:
+    """No batch is at fault: none is made smaller."""
+    done = train("--max-steps", "2", *options(saves=1))
+    assert done.code == 0, done.err
+    (failure,) = (each for each in done.run.all_failures() if not each.secondary)
+    assert failure.message == "CUDA out of memory, while the model was saved"
+    assert MemoryLimits.read(done.run) == MemoryLimits()
+    assert done.run.attempt_number() == 1
 
 
 def test_error_of_the_host() -> None:

@@ -41,6 +41,24 @@ def _of_host(size: str) -> torch.OutOfMemoryError:
     )
 
 
+@contextlib.contextmanager
+def in_the_save() -> Iterator[None]:
+    """Raises an error that asks for another start, where memory is too small to save the model. No
+    batch is at fault, and none is made smaller; a new process has the memory that steps have
+    left in use."""
+    try:
+        with of_host_too():
+            yield
+    except torch.OutOfMemoryError as error:
+        request, *_ = str(error).split(". ")
+        again = SlurmftError(
+            f"{request}, while the model was saved",
+            "the ranks start again, and save it then; if they fail again, use more memory",
+        )
+        again.retry = True
+        raise again from error
+
+
 def answered(
     error: torch.OutOfMemoryError,
     setup: Setup,

@@ -29,7 +29,7 @@ from slurmft.train.loop.evaluator import Evaluator
 from slurmft.train.loop.generators import Generators
 from slurmft.train.loop.learner import Learner
 from slurmft.train.loop.named_metrics import Deciding, NamedMetrics
-from slurmft.train.loop.out_of_memory import answered, of_host_too
+from slurmft.train.loop.out_of_memory import answered, in_the_save, of_host_too
 from slurmft.train.loop.position import Position
 from slurmft.train.loop.reporter import Reporter
 from slurmft.train.loop.saving import PatientSave, save_model
@@ -309,7 +309,8 @@ class Trainer:
         if at.by_class:
             facts["classes"] = at.by_class
         facts["pipeline"] = setup.task.facts.pipeline or setup.config.preset
-        save_model(setup, self.learner.loaded, self.strategy)
+        with in_the_save():
+            save_model(setup, self.learner.loaded, self.strategy)
         # A sharded model is in parts on all ranks.
         if self.strategy.keeps_whole_model:
             loaded = self.learner.loaded
