@@ -9,12 +9,21 @@ from pathlib import Path
 import slurmft
 from slurmft.cli.commands import load_command, usage
 from slurmft.cli.hints import on_cluster
-from slurmft.core import interruption, plugins, terminal
+from slurmft.core import descent, interpreter, interruption, plugins, terminal
 from slurmft.core.errors import Exit, SlurmftError, UsageError, run_main
 
 
 def main(argv: list[str]) -> int:
     _check_working_folder()
+    # Where others can rename, another folder may have its name before the command ends.
+    with descent.staying():
+        try:
+            return _run(argv)
+        finally:
+            interpreter.forget_present_folder()
+
+
+def _run(argv: list[str]) -> int:
     # Before the command is looked up: the cluster may have one that is not installed here.
     if any(word == "--on" or word.startswith("--on=") for word in argv):
         forward = plugins.get(plugins.GLOBAL_FLAGS, "on", "flag").load()

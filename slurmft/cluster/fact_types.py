@@ -151,6 +151,9 @@ class RunFacts(RunSummary):
     """The user whom the configuration belongs to."""
     is_own: bool
     """Nobody else can have written the run."""
+    inode: int | None
+    """The inode of its folder, where nobody else can have written the run: where others can rename,
+    another may have its name later."""
     origin: Annotated[dict[str, Any], Origin] | None
     """Where the run was fetched from."""
     program: dict[str, Any]

@@ -18,10 +18,11 @@ from slurmft.cluster.fact_types import (
 from slurmft.cluster.job_state import Phase
 from slurmft.cluster.slurm import commands
 from slurmft.cluster.status import RunStatus, run_statuses
-from slurmft.core import filesystem, fingerprint, users
+from slurmft.core import descent, filesystem, fingerprint, users
 from slurmft.core.decode import decode_leniently
 from slurmft.core.run_files import Failure, Result
 from slurmft.core.run_records import Warned
+from slurmft.core.trusted import NotOwnError
 from slurmft.runs import origin, records
 from slurmft.runs.disk_space import size_of
 from slurmft.runs.rundir import RunDir
@@ -112,6 +113,7 @@ def run_facts(run: RunDir) -> RunFacts:
     is_unrecorded = status.state is Phase.FAILED and not status.run.has_ended
     if is_unrecorded and status.cluster == "slurm":
         facts["reason"] = commands.noted(status.job) or status.reason
+    inode = _inode_if_own(run)
     latest = records.latest(run.path)
     (costs,) = cost.costs_of([status.run])
     # Ranks that only lost another one explain nothing.
@@ -133,7 +135,8 @@ def run_facts(run: RunDir) -> RunFacts:
         cost=CostAndAdvice(**costs, advice=cost.advice(costs, status.run)),
         time_use=time_use.of_status(status),
         owner=_owner(run),
-        is_own=run.is_own(),
+        is_own=inode is not None,
+        inode=inode,
         origin=_origin(run),
         program=status.run.config["program"],
         job_options=status.run.config["job"],
@@ -168,6 +171,14 @@ def _full_disk(status: RunStatus) -> str | None:
     if not status.is_alive:
         return None
     return filesystem.full(status.run.path)
+
+
+def _inode_if_own(run: RunDir) -> int | None:
+    # What is another user's, or came from elsewhere, has none.
+    with contextlib.suppress(NotOwnError, origin.ForeignRunError, OSError), run.held():
+        if run.is_own():
+            return descent.through(run.path).stat().st_ino
+    return None
 
 
 def _owner(run: RunDir) -> str:

@@ -42,7 +42,8 @@ class Below:
 
     Args:
         top: its path, on which no links lie.
-        above: an open folder that holds it; None: it is looked for from the root on.
+        above: an open folder that holds it; None: it is looked for from the root on, or from the
+            working folder (`descent.from_here`).
     """
 
     def __init__(self, top: Path, above: int | None = None) -> None:
@@ -50,11 +51,11 @@ class Below:
         if above is not None:
             self._folder = _opened(top.name, above, str(top))
             return
-        root = os.open("/", _FOLDER)
+        place, path, names = descent.from_here(top)
         try:
-            self._folder = self._descend(root, "/", top.parts[1:])
+            self._folder = self._descend(place, path, names)
         finally:
-            os.close(root)
+            os.close(place)
 
     def __enter__(self) -> "Below":
         return self

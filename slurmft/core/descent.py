@@ -37,6 +37,10 @@ _held: dict[str, _Held] = {}
 """Path of a folder -> the one that this process holds under it."""
 
 
+_here: list[tuple[str, int | None]] = []
+"""The working folder of the command that runs: its path at the start, and the open folder."""
+
+
 class ForeignLinkError(PermissionError):
     """A link on the way that somebody else can lead elsewhere at any time."""
 
@@ -107,6 +111,59 @@ def through(path: Path) -> Path:
     if not nearest:
         return path
     return Path(f"/proc/self/fd/{_held[nearest].place}{text[len(nearest) :]}")
+
+
+@contextlib.contextmanager
+def staying() -> Iterator[None]:
+    """Keeps the working folder of a command open for the block: see `from_here`."""
+    place = os.open(".", _FOLDER_PLACE)
+    _here.append((os.getcwd(), place))
+    try:
+        yield
+    finally:
+        _here.pop()
+        os.close(place)
+
+
+def working_folder() -> list[Path]:
+    """Returns the path that the working folder had when the command was typed, and the one that it
+    has now."""
+    return [Path(name) for name, _ in _working_folder()]
+
+
+def _working_folder() -> list[tuple[str, int | None]]:
+    places = list(_here)
+    # It may have been renamed since the command was typed, or be gone.
+    with contextlib.suppress(OSError):
+        places.append((os.getcwd(), None))
+    return places
+
+
+def opened_working_folder() -> str:
+    """Returns a path to the working folder, for this process: through the descriptor of the command
+    that runs, or, outside of commands, its own."""
+    for _, place in _here:
+        return f"/proc/self/fd/{place}"
+    return os.getcwd()
+
+
+def from_here(path: Path) -> tuple[int, str, list[str]]:
+    """Returns a new descriptor of a folder, its path, and the names that lead from it to a path.
+
+    What lies below the working folder, and the folders that hold it, are found from that, whatever
+    has its name by now: it is the folder in which the command was typed. All else is found from the
+    root.
+    """
+    for name, place in _working_folder():
+        here = Path(name)
+        if path.is_relative_to(here):
+            names = list(path.relative_to(here).parts)
+        elif here.is_relative_to(path):
+            names = [".."] * len(here.relative_to(path).parts)
+        else:
+            continue
+        return os.open(".", _FOLDER_PLACE, dir_fd=place), name, names
+    return os.open("/", _FOLDER_PLACE), "/", list(path.parts[1:])
 
 
 def pinned(path: Path) -> Path:

@@ -14,18 +14,17 @@ import contextlib
 import errno
 import functools
 import os
-import selectors
 import shutil
 import stat
 import subprocess
 import tempfile
-import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from types import MappingProxyType
 
+from slurmft.core import process
 from slurmft.core.errors import UsageError
 from slurmft.core.files import UnfitFileError, open_regular, read_bytes
 from slurmft.core.trusted import temporary_place
@@ -61,7 +60,6 @@ _MOST_OUTPUT_BYTES = 2**28
 _MOST_DIFF_BYTES = 16 * 2**20
 CUT = f"\n\\ slurmft: cut here, the changes are larger than {_MOST_DIFF_BYTES // 2**20} MiB\n"
 """The end of changes that are larger."""
-_MOST_ERROR_BYTES = 2**16
 _BLOCK_BYTES = 2**20
 _HINT = "or: --snapshot folder"
 _OWN_VARIABLES = ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM")
@@ -274,7 +272,7 @@ def _run(
     """
     _check_files(folder)
     try:
-        process = subprocess.Popen(
+        child = subprocess.Popen(
             [_program(), *_SAFE, *arguments],
             cwd=folder,
             env=_environment() | dict(variables),
@@ -285,55 +283,19 @@ def _run(
     except OSError as error:
         problem = f"git cannot be run in {str(folder)!r}: {error}"
         raise AbsentError(problem) from None
-    with process:
+    with child:
         try:
-            printed, errors = _read(process, timeout_s, most_bytes)
+            printed, errors = process.read_bounded(child, most_bytes, timeout_s)
             is_whole = len(printed) <= most_bytes
         except TimeoutError:
             problem = f"git {arguments[0]} in {str(folder)!r} took longer than {timeout_s:g} s"
             raise UsageError(problem, _HINT) from None
         finally:
             # Without effect where it has ended.
-            process.kill()
-    if is_whole and process.returncode:
+            child.kill()
+    if is_whole and child.returncode:
         raise _refusal(folder, arguments[0], os.fsdecode(errors))
     return os.fsdecode(printed[:most_bytes]), is_whole
-
-
-def _read(
-    process: subprocess.Popen[bytes], timeout_s: float, most_bytes: int
-) -> tuple[bytes, bytes]:
-    """Reads what a process prints until it ends, or until there is more than `most_bytes`; returns
-    that, and the end of what it prints to stderr.
-
-    Raises:
-        TimeoutError: it has not ended after `timeout_s`.
-    """
-    deadline = time.monotonic() + timeout_s
-    assert process.stdout is not None
-    assert process.stderr is not None
-    printed = bytearray()
-    errors = bytearray()
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ, printed)
-        selector.register(process.stderr, selectors.EVENT_READ, errors)
-        while selector.get_map() and len(printed) <= most_bytes:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                raise TimeoutError
-            for key, _ in selector.select(left_s):
-                block = os.read(key.fd, _BLOCK_BYTES)
-                key.data.extend(block)
-                if not block:
-                    selector.unregister(key.fileobj)
-            # The reason of a failure stands at the end.
-            del errors[:-_MOST_ERROR_BYTES]
-        if len(printed) <= most_bytes:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                raise TimeoutError from None
-    return bytes(printed), bytes(errors)
 
 
 def _check_files(folder: Path) -> None:

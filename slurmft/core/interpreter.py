@@ -168,6 +168,30 @@ def leave_out_present_folder() -> None:
     _keep_checkout(present)
 
 
+def import_from(folder: str) -> None:
+    """Lets this process import from the present folder, too.
+
+    Args:
+        folder: a path to it; through a descriptor, as another may have its name by now.
+    """
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+        _present.append(folder)
+
+
+def forget_present_folder() -> None:
+    """Ends `import_from`: the number of the descriptor will be another file's."""
+    while _present:
+        folder = _present.pop()
+        if folder in sys.path:
+            sys.path.remove(folder)
+        sys.path_importer_cache.pop(folder, None)
+
+
+_present: list[str] = []
+"""Folders that were put on the path of imports."""
+
+
 def relative_folders() -> set[str]:
     """Returns the folders of PYTHONPATH that depend on the present one."""
     value = os.environ.get(_VARIABLE)

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import subprocess
@@ -9,6 +10,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+_BLOCK_BYTES = 2**20
+_MOST_ERROR_BYTES = 2**16
 # From linux/prctl.h: Python has no call for them.
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -113,6 +116,54 @@ def run(
             file.seek(0)
             outputs.append(os.fsdecode(file.read()))
     return subprocess.CompletedProcess(command, code, *outputs)
+
+
+def read_bounded(
+    child: subprocess.Popen[bytes], most_bytes: int, timeout_s: float | None = None
+) -> tuple[bytes, bytes]:
+    """Reads what a child prints until it ends, or until there is more than `most_bytes`; returns
+    that, and the end of what it prints to stderr.
+
+    Args:
+        child: its stderr is a pipe, and its stdout may be one.
+        timeout_s: its time limit; None: none.
+
+    Raises:
+        TimeoutError: it has not ended by then.
+    """
+    import selectors  # not for every command
+
+    deadline = math.inf
+    if timeout_s is not None:
+        deadline = time.monotonic() + timeout_s
+    printed = bytearray()
+    errors = bytearray()
+    with selectors.DefaultSelector() as selector:
+        for stream, buffer in ((child.stdout, printed), (child.stderr, errors)):
+            if stream is not None:
+                selector.register(stream, selectors.EVENT_READ, buffer)
+        while selector.get_map() and len(printed) <= most_bytes:
+            if time.monotonic() >= deadline:
+                raise TimeoutError
+            for key, _ in selector.select(_left_s(deadline)):
+                block = os.read(key.fd, _BLOCK_BYTES)
+                key.data.extend(block)
+                if not block:
+                    selector.unregister(key.fileobj)
+            # The reason of a failure stands at the end.
+            del errors[:-_MOST_ERROR_BYTES]
+    if len(printed) <= most_bytes:
+        try:
+            child.wait(_left_s(deadline))
+        except subprocess.TimeoutExpired:
+            raise TimeoutError from None
+    return bytes(printed), bytes(errors)
+
+
+def _left_s(deadline: float) -> float | None:
+    if deadline == math.inf:
+        return None
+    return max(0.0, deadline - time.monotonic())
 
 
 def output(command: Sequence[str], timeout_s: float, **kwargs: Any) -> str | None:

@@ -492,10 +492,16 @@ class _Program(TypedDict):
 
 class _JobOptions(TypedDict):
     nodes: NotRequired[Count]
+    min_nodes: NotRequired[Count | None]
+    spare_nodes: NotRequired[Annotated[int, range(2**31)]]
     cluster: NotRequired[str]
     requeue: NotRequired[bool]
     after: NotRequired[list[str]]
     after_any: NotRequired[list[str]]
+
+
+CHECKED_OF_JOB = _JobOptions.__optional_keys__
+"""Options of a job whose values are checked."""
 
 
 class AnyConfig(TypedDict):

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from slurmft.core import descent, filesystem, git, removal
 from slurmft.core.below import BehindLinkError, Below, is_below
@@ -33,6 +33,9 @@ from slurmft.core.text import counted, in_bytes
 from slurmft.runs import frozen_code
 from slurmft.runs.disk_space import is_full, no_room
 from slurmft.runs.rundir import RunDir
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 MODES = ("auto", "git", "folder", "none")
 """auto: git in a work tree, else folder; none for what is installed, or not in this folder"""
@@ -122,15 +125,15 @@ def source(
     is_left_out = functools.cache(
         functools.partial(_is_left_out, runs_dir=runs_dir, outputs=set(outputs))
     )
-    if source.mode == "git":
-        all_names = _files_in_git(source, is_left_out)
-    else:
-        all_names = _files_in_folder(source, is_left_out)
     most_files = FILES_PER_MB * limit_mb
-    # More than may be copied are listed, so that an error can name the largest folders.
-    names = islice(all_names, 5 * most_files)
     try:
         with Below(source.root) as top:
+            if source.mode == "git":
+                all_names = _files_in_git(source, is_left_out)
+            else:
+                all_names = _files_in_folder(source, top.path(), is_left_out)
+            # More than may be copied are listed, so that an error can name the largest folders.
+            names = islice(all_names, 5 * most_files)
             if not program.is_dir():  # git may ignore it
                 _add(source, top, os.path.relpath(program, source.root))
             for name in names:
@@ -242,11 +245,7 @@ def _work_tree(folder: Path) -> Path | None:
 def _choose_auto(program: Path, folder: Path, top: Path | None) -> str:
     if folder.name == "bin" and _is_environment(folder.parent):  # an installed command
         return "none"
-    here = Path.cwd()
-    is_here = program.is_relative_to(here)
-    if is_here:  # what is in a hidden folder, such as .venv, is installed there
-        parts = program.relative_to(here).parts
-        is_here = not any(part.startswith(".") for part in parts)
+    is_here = any(_is_code_of(program, here) for here in descent.working_folder())
     is_home = top == filesystem.absolute("~").resolve()  # which some people keep in git
     if top is not None and not is_home and (is_here or git.tracks(top, program)):
         return "git"
@@ -274,20 +273,24 @@ def _files_in_git(source: Source, is_left_out: Callable[[Path], bool]) -> Iterat
 
 
 def _files_in_folder(
-    source: Source, is_left_out: Callable[[Path], bool], below: str = ""
+    source: Source, opened: Path, is_left_out: Callable[[Path], bool], below: str = ""
 ) -> Iterator[str]:
-    """Yields the files that are neither hidden nor compiled."""
-    with os.scandir(source.root / below) as entries:
+    """Yields the files that are neither hidden nor compiled.
+
+    Args:
+        opened: a path through a descriptor of the folder.
+    """
+    with os.scandir(opened / below) as entries:
         for entry in entries:
             if entry.name.startswith(".") or entry.name.endswith(".pyc"):
                 continue
-            if is_left_out(Path(entry.path)):
+            if is_left_out(source.root / below / entry.name):
                 continue
             if not entry.is_dir(follow_symlinks=False):
                 yield below + entry.name
             else:
                 inner = f"{below}{entry.name}/"
-                yield from _files_in_folder(source, is_left_out, inner)
+                yield from _files_in_folder(source, opened, is_left_out, inner)
 
 
 def _is_left_out(path: Path, runs_dir: Path | None, outputs: Collection[Path]) -> bool:
@@ -298,6 +301,15 @@ def _is_left_out(path: Path, runs_dir: Path | None, outputs: Collection[Path]) -
     # By what it holds: the folder of a run may have any name.
     is_run = read(path / "config.json", AnyConfig) is not None
     return is_run or _is_environment(path)
+
+
+def _is_code_of(program: Path, folder: Path) -> bool:
+    """Returns whether a program lies below a folder, and not in a hidden one such as .venv, where
+    it is installed."""
+    if not program.is_relative_to(folder):
+        return False
+    parts = program.relative_to(folder).parts
+    return not any(part.startswith(".") for part in parts)
 
 
 def _is_environment(folder: Path) -> bool:
@@ -366,6 +378,43 @@ def take(source: Source, run: RunDir) -> Snapshot:
     )
 
 
+def stage(source: Source, into: Path) -> None:
+    """Copies the files into a folder, as they are: links lead where they led, modes and times stay.
+
+    Raises:
+        UsageError: there is no room, or a file cannot be read.
+    """
+    folders = sorted(_with_parents(set(map(os.path.dirname, source.files))))
+    try:
+        with Below(source.root) as top, Below(into) as target:
+            modes = {}
+            for folder in folders[1:]:  # "." is the first
+                modes[folder] = top.status(folder).st_mode
+                target.make_folder(folder)
+            copy = functools.partial(_stage, source, top, target)
+            with _threads() as pool:
+                list(pool.map(copy, source.files))
+            for folder, mode in modes.items():
+                # Whoever removes the copy needs to.
+                os.chmod(target.path() / folder, stat.S_IMODE(mode) & 0o777 | 0o700)
+    except OSError as error:
+        raise _unreadable(error) from None
+
+
+def _stage(source: Source, top: Below, target: Below, name: str) -> None:
+    if stat.S_ISLNK(source.files[name].st_mode):
+        target.link(name, top.target(name))
+        return
+    with top.open(name) as original, target.create(name) as copy:
+        size_bytes = source.files[name].st_size
+        _copy_file(original, copy, size_bytes, source.root / name)
+        copy.flush()
+        about = os.fstat(original.fileno())
+        os.fchmod(copy.fileno(), stat.S_IMODE(about.st_mode) & 0o777)
+        # rsync takes a file for the one that it has sent before by its size and time.
+        os.utime(copy.fileno(), ns=(about.st_mtime_ns, about.st_mtime_ns))
+
+
 def copy_of(path: Path, root: Path, run: RunDir) -> Path:
     """Returns where a path is in a run's copy of `root`; the path itself if the copy lacks it."""
     real = path.parent.resolve() / path.name  # a link itself is copied as a link
@@ -380,9 +429,6 @@ def copy_of(path: Path, root: Path, run: RunDir) -> Path:
 def _copy_all(source: Source, into: Path, above: int) -> list[str]:
     """Copies all files into a new folder in an open one; returns their lines in the list of
     sums."""
-    # Here: it imports logging, which takes time that other commands need not spend.
-    from concurrent.futures import ThreadPoolExecutor
-
     folders = {os.path.dirname(name) for name in source.files}
     for name in source.files:
         if name.endswith(".py"):
@@ -392,8 +438,15 @@ def _copy_all(source: Source, into: Path, above: int) -> list[str]:
         for folder in sorted(filter(None, folders)):
             target.make_folder(folder)
         copy = functools.partial(_copy, source, top, target, _with_parents(folders))
-        with ThreadPoolExecutor(_THREADS) as pool:
+        with _threads() as pool:
             return list(pool.map(copy, source.files))
+
+
+def _threads() -> "ThreadPoolExecutor":
+    # Here: it imports logging, which takes time that other commands need not spend.
+    from concurrent.futures import ThreadPoolExecutor
+
+    return ThreadPoolExecutor(_THREADS)
 
 
 def _with_parents(folders: Collection[str]) -> set[str]:

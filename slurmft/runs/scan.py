@@ -21,6 +21,7 @@ from slurmft.core.filesystem import absolute
 from slurmft.core.options import flag
 from slurmft.core.program import OWN, PREDICT, trained_by
 from slurmft.core.run_files import (
+    CHECKED_OF_JOB,
     AnyConfig,
     Environment,
     Provenance,
@@ -113,7 +114,15 @@ class MeasuredRun:
     def value(self, field: str) -> Any:
         """A field of the configuration, of its program or its job; None where it has none such."""
         value_of_job = self.config["job"].get(field)
+        # Settings may be anybody's, and hold anything.
+        if field in CHECKED_OF_JOB:
+            return value_of_job
         return self.settings.get(field, value_of_job)
+
+    def number(self, field: str) -> Any:
+        """A field of the configuration that is a number; None where it has none such."""
+        value = self.value(field)
+        return value if is_number(value) else None
 
     @property
     def nodes(self) -> int | None:

@@ -15,7 +15,7 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-from slurmft.core import plugins
+from slurmft.core import descent, interpreter, plugins
 from slurmft.core.errors import UsageError, one_line, unknown
 from slurmft.core.options import TYPE_NAMES
 from slurmft.train.task_facts import TASKS, TaskDeclaration, TaskFacts
@@ -86,8 +86,8 @@ def _import_class(name: str) -> Any:
     module, _, attribute = name.partition(":")
     if attribute:
         # as `python -m` does, and console scripts do not
-        if _imports_from_here and os.getcwd() not in sys.path:
-            sys.path.insert(0, os.getcwd())
+        if _imports_from_here:
+            interpreter.import_from(descent.opened_working_folder())
         target: Any = importlib.import_module(module)
         for part in attribute.split("."):
             target = getattr(target, part)

@@ -1,12 +1,16 @@
 """What the kernel asks of a training."""
 
-import json
 import math
 from pathlib import Path
+from typing import TypedDict
 
+from slurmft.core.decode import decode
+from slurmft.core.files import open_regular, parse_json
 from slurmft.core.program import Gradient, ProgramKind
 from slurmft.node import hardware
 
+_MOST_HEADER_BYTES = 100_000_000
+"""Size of the largest header of a file of safetensors; that format has the same limit."""
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
@@ -57,11 +61,21 @@ def weights_of(model: str, lora: int | None = None) -> int | None:
     return None
 
 
+class _Tensor(TypedDict):
+    shape: list[int]
+
+
 def _shapes(file: Path) -> list[list[int]]:
-    """Returns the shapes of the tensors of a file of safetensors."""
-    with open(file, "rb") as opened:
-        # The size of the header, then the header.
-        size = int.from_bytes(opened.read(8), "little")
-        header = json.loads(opened.read(size))
-    header.pop("__metadata__", None)
-    return [tensor["shape"] for tensor in header.values()]
+    """Returns the shapes of the tensors of a file of safetensors; none of a damaged one."""
+    try:
+        with open_regular(file) as opened:
+            # The size of the header, then the header.
+            size = int.from_bytes(opened.read(8), "little")
+            header = parse_json(opened.read(min(size, _MOST_HEADER_BYTES)))
+        if isinstance(header, dict):
+            header.pop("__metadata__", None)
+        tensors = decode(header, dict[str, _Tensor])
+    # Whoever loads the weights says what is wrong with them.
+    except (OSError, ValueError):
+        return []
+    return [tensor["shape"] for tensor in tensors.values()]

@@ -7,6 +7,7 @@ SLURMFT_DAMAGES=1000 damages each file as often, in other ways than by default.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -28,7 +29,8 @@ from slurmft.core.errors import Exit, SlurmftError, run_main
 from slurmft.core.files import write_json
 from slurmft.core.permissions import current_umask
 from slurmft.core.program import OWN, Program
-from slurmft.core.run_files import Failure
+from slurmft.core.run_files import Failure, Snapshot
+from slurmft.runs import frozen_code
 from tests.support.damage import NO_FILES, damaged, remove
 from tests.support.json_output import assert_fits
 from tests.support.made_runs import write_run
@@ -43,8 +45,10 @@ FINISHED = "runs/emotion-20261120-093012-a1b2"
 FAILED = "runs/emotion-20261121-093012-c3d4"
 LOCAL = "runs/emotion-20261122-093012-e5f6"
 OWN_RUN = "runs/train-20261123-093012-a7b8"
+PULLED = "runs/emotion-20261125-093012-d1e2"
+ARRAY_TASK = "runs/emotion-20261126-093012-f3a4"
 OF_STUDY = "studies/small/runs/emotion-20261124-093012-c9d0"
-RUNS = (FINISHED, FAILED, LOCAL, OWN_RUN)
+RUNS = (FINISHED, FAILED, LOCAL, OWN_RUN, PULLED, ARRAY_TASK)
 
 READING: tuple[list[str], ...] = (
     ["status", "RUN"],
@@ -76,6 +80,12 @@ READING: tuple[list[str], ...] = (
     ["submit", "--task", "synthetic", "--dry-run"],
     ["list", "--on", "far"],
     ["cancel", "RUN"],
+    ["cancel", "RUN", "--json"],
+    ["resume", "RUN", "--dry-run", "--json"],
+    ["list", "--ettr"],
+    ["status", "RUN", "--json", "--runs-dir", "runs"],
+    ["submit", "--after", "RUN", "--task", "synthetic", "--dry-run"],
+    ["study", "cancel", "studies/small"],
 )  # fmt: skip
 """Commands that change nothing here. RUN is the run of the damaged file."""
 if _COUNT:
@@ -84,7 +94,8 @@ if _COUNT:
 OF_A_RUN = (
     "config.json", "state.json", "records.jsonl", "job.json", "attempt.json", "started.json",
     "environment.json", "packages.json", "failures/rank-0.json", "logs/rank-000.log",
-    "logs/node-000.log",
+    "logs/node-000.log", "collectives.json", "ended.json", "memory.json", "meeting.json",
+    "logs/collectives-rank-000.json",
 )  # fmt: skip
 FILES = (
     *(f"{FAILED}/{name}" for name in OF_A_RUN),
@@ -100,6 +111,12 @@ FILES = (
     f"{LOCAL}/checkpoints/step-00000010/manifest.json",
     f"{OWN_RUN}/config.json",
     f"{OWN_RUN}/result.json",
+    f"{OWN_RUN}/code.sums",
+    f"{PULLED}/origin.json",
+    f"{PULLED}/config.json",
+    f"{ARRAY_TASK}/job.json",
+    f"{ARRAY_TASK}/state.json",
+    f"{ARRAY_TASK}/attempt.json",
     f"{OF_STUDY}/config.json",
     f"{OF_STUDY}/result.json",
     "studies/small/study.toml",
@@ -107,6 +124,10 @@ FILES = (
     "site.toml",
     "clusters.toml",
 )
+
+_SHADOWS = ("nodes", "min_nodes", "spare_nodes", "after", "time", "mem", "requeue", "batch_size",
+            "global_batch_size", "epochs", "nproc_per_node", "precision", "cluster")  # fmt: skip
+"""Options that code reads of a configuration of any version."""
 
 _DECIDE = ("config.json", "state.json", "job.json", "result.json", "attempt.json",
            "pid.json", "controller.json")  # fmt: skip
@@ -149,6 +170,8 @@ def write_world(top: Path) -> None:
     _write_failed(top / FAILED)
     _write_local(top / LOCAL)
     _write_own(top / OWN_RUN)
+    _write_pulled(top / PULLED)
+    _write_array_task(top / ARRAY_TASK)
     _write_study(top / "studies" / "small", top / OF_STUDY)
     (top / "rows.csv").write_text("text\ngood\n")
     (top / "site.toml").write_text(
@@ -185,6 +208,22 @@ def _write_failed(path: Path) -> None:
     with open(run.records, "a", encoding="utf-8") as file:
         for record in records:
             file.write(json.dumps({"time": 1002.0} | record) + "\n")
+    write_json(run.ended, {"attempt": 1, "code": 1})
+    write_json(run.memory, {"train_samples": 8, "tried_samples": 16})
+    decision = {"backend": "gloo", "hosts": ["n1", "n2"], "numbers": 9, "gloo_s": 0.1}
+    write_json(run.collectives, decision | {"dtype": "float32"})
+    write_json(run.rendezvous, {"hosts": ["n1", "n2"], "port": 4711, "id": "12.1"})
+    call = {"group": "gloo:0", "number": 3, "operation": "all_reduce", "bytes": 8}
+    calls = {
+        "world_size": 2,
+        "lost_peer": False,
+        "is_full": False,
+        "where": "train.py:2",
+    }
+    calls["groups"] = {"gloo:0": {"last": 3, "ranks": [0, 1], "description": "all"}}
+    calls["calls"] = [call | {"waits": True, "seconds": 9.5}]
+    of_rank = {"rank": 0, "host": "n1", "attempt": 1, "process": "S", "step": 9}
+    write_json(run.rank_calls(0), of_rank | {"phase": "train", "calls": calls})
     stamp = "2026-11-21T10:00:00.000000"
     for name in ("rank-000.log", "node-000.log"):
         head = f"{stamp} rank 0 on n1, attempt 1, pid 7"
@@ -220,7 +259,32 @@ def _write_own(path: Path) -> None:
     program = Program(
         kind=OWN, module="", name="train", settings=settings, inputs={"rows.csv": data}
     )
-    run.config.write_text(replace(config, program=program).to_json())
+    run.code.mkdir()
+    (run.code / "train.py").write_text("")
+    line = frozen_code.line("644", hashlib.sha256().hexdigest(), "train.py")
+    snapshot = Snapshot(mode="folder", files=1, sha256=frozen_code.record(run, [line]))
+    submission = replace(config.submission, snapshot=snapshot)
+    config = replace(config, program=program, submission=submission)
+    run.config.write_text(config.to_json())
+
+
+def _write_pulled(path: Path) -> None:
+    """A run from a cluster, to which its user has agreed."""
+    run = write_run(path, state="failed")
+    came_from = {"cluster": "far", "path": "/x", "owner": "ada", "is_own": True}
+    came_from |= {"user": "ada", "time": 1000.0, "accepted": ["program"]}
+    write_json(run.path / "origin.json", came_from)
+
+
+def _write_array_task(path: Path) -> None:
+    """A task of a job array that has run out of memory, and goes on with more."""
+    run = write_run(path, state="running", nodes=2)
+    run.set_state("requeued", "out of memory", 1, raised_mem_mib=4096)
+    run.set_state("running", attempt=2, checkpoint="step-00000010")
+    write_json(run.job, {"cluster": "slurm", "id": "13_4", "where": "lab"})
+    attempt = {"number": 2, "job": "13_4", "hosts": ["n1", "n2"], "time": 1000.0}
+    write_json(run.attempt, attempt | {"restarts": 1, "submission": 1})
+    run.set_state("failed", "exit code 1", 1)
 
 
 def _write_study(folder: Path, path: Path) -> None:
@@ -248,6 +312,26 @@ def _write_study(folder: Path, path: Path) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_damaged(world: Path, name: str) -> None:
     _damage(world, name, _COUNT or 5)
+
+
+@pytest.mark.parametrize("where", ["job", "settings"])
+@pytest.mark.parametrize("option", _SHADOWS)
+def test_options_of_any_type(world: Path, option: str, where: str) -> None:
+    """Whoever has written a configuration may have given an option to the job or the program."""
+    name = f"{FINISHED}/config.json"
+    content = (world / name).read_bytes()
+    values: list[Any] = ["x", -1, [], {"a": 1}, None, 1e300, "0-99999999999"]
+    for value in values:
+        config = json.loads(content)
+        place = config["job"] if where == "job" else config["program"]["settings"]
+        place[option] = value
+        (world / name).write_text(json.dumps(config))
+        try:
+            chosen = Random(f"{option} {where} {value}").sample(READING, 2)
+            chosen.append(["report", "runs", "--format", "csv"])
+            _check(world, name, f"{where}.{option} = {value}", chosen)
+        finally:
+            (world / name).write_bytes(content)
 
 
 @pytest.mark.extra("faults")
@@ -380,11 +464,11 @@ def _limited(what: str, words: list[str]) -> tuple[int, str, str]:
 
 
 def _content(world: Path) -> dict[str, tuple[int, int]]:
-    """The files of all runs and studies, with their sizes and times."""
+    """The files of all runs and studies but locks, with their sizes and times."""
     content = {}
     for top in ("runs", "studies"):
         for folder, _, names in os.walk(world / top):
-            for each in names:
+            for each in set(names) - {".lock"}:
                 status = os.lstat(os.path.join(folder, each))
                 content[f"{folder}/{each}"] = (status.st_size, status.st_mtime_ns)
     return content
@@ -395,6 +479,8 @@ _STATES = {
     FAILED: "failed",
     LOCAL: "vanished",
     OWN_RUN: "finished",
+    PULLED: "failed",
+    ARRAY_TASK: "failed",
 }
 
 

@@ -444,7 +444,7 @@ def test_latest_of_a_resumed_run_and_of_none(tmp_path: Path, clock_s: float) -> 
 SUMMARY = """name path user task model data nodes submitted cluster where job state reason
 waiting expected_start requeues steps_done steps_total epoch samples_per_s left_s loss metrics"""
 FULL = """queue cost time_use program job_options submission hosts history changed attempts
-last_record disk evaluating is_own origin owner
+last_record disk evaluating is_own inode origin owner
 checkpoints warnings failures result model_path logs"""
 
 

@@ -179,6 +179,12 @@ exec bash -c "$*"
 """
 
 
+def _ssh_that_swaps(swap: str) -> str:
+    """Returns an ssh that runs a command of a shell before rsync starts there."""
+    before = f"shift\n[[ $* = *'exec rsync '* ]] && ({swap})\nexec"
+    return _SSH.replace("shift\nexec", before)
+
+
 def laptop_of(user: User, folder: Path) -> str:
     """Names a cluster "lab" for this user, whose folder is given; returns the file."""
     ssh = user.write(user.home / "bin" / "ssh", _SSH, 0o755)
@@ -287,8 +293,7 @@ def pull_into_another_folder(ada: User, eve: User) -> None:
     # With the command that starts rsync there: files are about to come.
     place = shlex.quote(str(shared))
     swap = f"cd {place} && mv pulled-3 aside && mv mine pulled-3"
-    ssh = _SSH.replace("shift\nexec", f"shift\n[[ $* = rsync* ]] && ({swap})\nexec")
-    ada.write(ada.home / "bin" / "ssh", ssh, 0o755)
+    ada.write(ada.home / "bin" / "ssh", _ssh_that_swaps(swap), 0o755)
     words = ["pull", "pulled-3", "--on", "lab", "--runs-dir", str(run.path.parent)]
     words += ["--into", str(shared)]
     done = ada.slurmft(*words, SLURMFT_CLUSTERS=lab)
@@ -352,6 +357,43 @@ def wildcards_in_the_name_of_a_run(ada: User, eve: User) -> None:
         assert not (here / "result.json").exists()
 
 
+@attack(
+    GROUP,
+    "puts a folder of yours or theirs, where they can write, in the place of a run, while you "
+    "`pull` it",
+    "refused: nothing comes of it",
+)
+def swapped_run_there(ada: User, eve: User) -> None:
+    needs_rsync()
+    shared = ada.home / "runs of all"
+    shared.mkdir()
+    os.chown(shared, ada.uid, 21100)
+    shared.chmod(0o2775)
+    run = run_of(ada, "pulled-4", state="finished").path.rename(shared / "pulled-4")
+    for user, name in ((eve, "theirs"), (ada, "open")):
+        other = run_of(user, name).path.rename(shared / name)
+        user.write(other / "result.json", '{"attacked": 1}')
+        other.chmod(0o777)
+    lab = laptop_of(ada, ada.home / "lab")
+    words = ["pull", str(run), "--on", "lab", "--into", "swapped there"]
+    here = ada.home / "swapped there" / "pulled-4"
+    for name in ("theirs", "open"):
+        swap = (
+            f"cd {shlex.quote(str(shared))} && mv pulled-4 aside && mv {name} pulled-4"
+        )
+        ada.write(ada.home / "bin" / "ssh", _ssh_that_swaps(swap), 0o755)
+        done = ada.slurmft(*words, SLURMFT_CLUSTERS=lab)
+        assert done.code == 1, done.out
+        assert "error: lab: another folder has the name by now" in done.err
+        assert sorted(os.listdir(here)) == ["origin.json"]
+        (shared / "pulled-4").rename(shared / name)
+        (shared / "aside").rename(run)
+    ada.write(ada.home / "bin" / "ssh", _SSH, 0o755)
+    done = ada.slurmft(*words, SLURMFT_CLUSTERS=lab)
+    assert done.code == 0, done.err
+    assert json.loads((here / "origin.json").read_text())["is_own"]
+
+
 _MKDIR = """#!/bin/bash
 # mkdir, while others put a folder of theirs in the place of the one to which --on has sent code
 /bin/mkdir "$@"
@@ -383,6 +425,113 @@ def swapped_folder_of_code(ada: User, eve: User) -> None:
     assert done.code == 2
     assert "error: the folder belongs to another user by now" in done.err
     assert "attacked" not in done.out + done.err
+
+
+@attack(
+    GROUP,
+    "puts a folder of theirs in the place of the one in which a command works, typed there or by "
+    "`--on`, before it has copied your program",
+    "yours is copied",
+)
+def swapped_working_folder(ada: User, eve: User) -> None:
+    shared = ada.home / "projects of all"
+    for name, who in (("mine", ada), ("theirs", eve)):
+        who.write(shared / name / "src" / "train.py", f"print('{name}')\n")
+    os.chown(shared, ada.uid, 21100)
+    shared.chmod(0o2775)
+    runs = ada.home / "swapped runs"
+    code = f"""
+from pathlib import Path
+from slurmft.__main__ import main
+from slurmft.programs import snapshot
+shared = Path({str(shared)!r})
+source = snapshot.source
+def swap(*arguments, **named):
+    (shared / "mine").rename(shared / "aside")
+    (shared / "theirs").rename(shared / "mine")
+    snapshot.source = source
+    return source(*arguments, **named)
+snapshot.source = swap
+main(["run", "--cluster", "local", "--runs-dir", {str(runs)!r}, "--", "train.py"])
+"""
+    command = shlex.join([sys.executable, "-P", "-c", code])
+    for folder, name in (("mine", "src/train.py"), ("mine/src", "train.py")):
+        os.chown(shared / "mine", ada.uid, ada.uid)
+        place = shlex.quote(str(shared / folder))
+        typed = f"cd {place} && {command.replace('train.py', name)}"
+        done = ada.run("bash", "-c", typed)
+        assert done.code == 0, done.err
+        (shared / "mine").rename(shared / "theirs")
+        (shared / "aside").rename(shared / "mine")
+        (run,) = runs.iterdir()
+        (copied,) = (run / "code").rglob("train.py")
+        assert copied.read_text() == "print('mine')\n"
+        ada.slurmft("cancel", str(run))
+        shutil.rmtree(run)
+
+
+@attack(
+    GROUP,
+    "does so before it has imported the task that you name, by `--task` or `--on`",
+    "yours is imported",
+)
+def swapped_folder_of_a_task(ada: User, eve: User) -> None:
+    shared = ada.home / "tasks of all"
+    for name, who in (("mine", ada), ("theirs", eve)):
+        who.write(shared / name / "own_task_1.py", f"print('{name}')\n")
+    code = f"""
+from pathlib import Path
+from slurmft.__main__ import main
+from slurmft.train import own_task
+shared = Path({str(shared)!r})
+load = own_task._import_class
+def swap(name):
+    (shared / "mine").rename(shared / "aside")
+    (shared / "theirs").rename(shared / "mine")
+    return load(name)
+own_task._import_class = swap
+main(["submit", "--cluster", "local", "--task", "own_task_1:Task", "--dry-run"])
+"""
+    command = shlex.join([sys.executable, "-P", "-c", code])
+    place = shlex.quote(str(shared / "mine"))
+    done = ada.run("bash", "-c", f"cd {place} && {command}")
+    assert "has no attribute 'Task'" in done.err
+    assert done.out == "mine\n"
+
+
+@attack(
+    GROUP,
+    "puts a link to a folder of yours in the place of one of your project, once `--on` has listed "
+    "what it sends",
+    "nothing is sent",
+)
+def link_in_what_is_sent(ada: User, eve: User) -> None:
+    needs_rsync()
+    project = ada.home / "linked project"
+    ada.write(project / "train.py", "")
+    ada.write(project / "keys" / "id_rsa", "no key")
+    secret = ada.write(ada.home / "keys" / "id_rsa", "secret", 0o600)
+    lab = laptop_of(ada, ada.home / "linked lab")
+    code = f"""
+import os
+from pathlib import Path
+from slurmft.__main__ import main
+from slurmft.plugins.remote.forward import Forwarded
+project = Path({str(project)!r})
+send = Forwarded._send
+def swap(self):
+    (project / "keys").rename(project / "aside")
+    os.symlink({str(secret.parent)!r}, project / "keys")
+    return send(self)
+Forwarded._send = swap
+try: main(["run", "--on", "lab", "--", "train.py"])
+except Exception as error: print(error)
+"""
+    command = shlex.join([sys.executable, "-P", "-c", code])
+    typed = f"cd {shlex.quote(str(project))} && {command}"
+    done = ada.run("bash", "-c", typed, SLURMFT_CLUSTERS=lab)
+    assert "cannot copy the code" in done.out, done.err
+    assert not list((ada.home / "linked lab").rglob("id_rsa"))
 
 
 @attack(

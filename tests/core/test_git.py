@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import slurmft
-from slurmft.core import git
+from slurmft.core import git, process
 from slurmft.core.errors import UsageError
 
 pytestmark = pytest.mark.processes
@@ -317,13 +317,13 @@ def test_every_command_has_a_time_limit(
         git.status(tree, "-uall", timeout_s=0.5)
     assert caught.value.hint == "or: --snapshot folder"
     limits = []
-    read = git._read
+    read = process.read_bounded
 
-    def note_limit(process: Any, timeout_s: float, most_bytes: int) -> Any:
+    def note_limit(child: Any, most_bytes: int, timeout_s: float) -> Any:
         limits.append(timeout_s)
-        return read(process, timeout_s, most_bytes)
+        return read(child, most_bytes, timeout_s)
 
-    monkeypatch.setattr(git, "_read", note_limit)
+    monkeypatch.setattr(process, "read_bounded", note_limit)
     git.files(tree)
     git.status(tree, "-uno")
     git.diff(tree)

@@ -166,6 +166,16 @@ def test_gradient_is_that_of_the_model(tiny_model: Path) -> None:
     assert weights_of("/none/such") is None
 
 
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff" * 9, b"\5" + bytes(7) + b"[[[[[", b"\2" + bytes(7) + b"[]",
+     b"\x08" + bytes(7) + b'{"a":{}}', b"\x14" + bytes(7) + b'{"a":{"shape":"ab"}}'],
+)  # fmt: skip
+def test_weights_of_a_damaged_file(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    assert weights_of(str(tmp_path)) is None
+
+
 def test_cause_goes_before_what_it_has_done_to_others() -> None:
     problems = [
         "on n1: killed by SIGABRT",

@@ -8,10 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from slurmft.core import process
 from slurmft.core.errors import Exit, SlurmftError, UsageError
+from slurmft.core.text import in_bytes
 from slurmft.core.trusted import Door, NotOwnError, for_children
 from slurmft.plugins.remote.clusters import Cluster, word
 
@@ -34,6 +37,8 @@ _OPTIONS = (
 )
 
 
+_MOST_ANSWER_BYTES = 64 * 2**20
+"""The largest answer that is read: the names of a million files."""
 _ANY_NAME = "surrogateescape"
 """How names of files that are no UTF-8 are read and written."""
 _ONCE = "nothing is submitted twice"
@@ -45,6 +50,17 @@ _OTHER_FOLDER = "name another folder in clusters.toml, or have that one removed"
 _OTHERS_BY_NOW = "echo 'error: the folder belongs to another user by now' >&2"
 IS_ENTERED_OWN = f"{{ [ -O . ] || {{ {_OTHERS_BY_NOW}; false; }}; }}"
 """A shell command that fails where the present folder is another user's."""
+
+
+ANY_FOLDER = "true"
+"""The same, of a folder that may be anybody's."""
+
+
+def is_entered(inode: int) -> str:
+    """Returns a shell command that fails where the present folder is another than the one with this
+    inode."""
+    text = shlex.quote(f"{_REFUSED}another folder has the name by now")
+    return f'{{ [ "$(stat -c %i .)" = {inode} ] || {{ echo {text} >&2; false; }}; }}'
 
 
 def own_folders(*folders: str) -> str:
@@ -131,19 +147,37 @@ class Connection:
         # A login shell: it has the PATH, and `module`, that the user has there.
         command = [*self._ssh, *options, "--", self.cluster.host]
         command.append(f"exec bash -lc {shlex.quote(script)}")
-        stdin = None
-        if capture:
-            # Several clusters may be asked at once: none of them may take the others' input.
-            stdin = subprocess.DEVNULL
         sys.stdout.flush()  # what the command prints comes after what was printed here
-        return subprocess.run(
+        if not capture:
+            return subprocess.run(command, text=True, check=False)
+        return self._captured(command)
+
+    def _captured(self, command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+        """Runs ssh, and reads what the command there prints.
+
+        Raises:
+            SlurmftError: it is more than a command of slurmft's prints.
+        """
+        with subprocess.Popen(
             command,
-            stdin=stdin,
-            capture_output=capture,
-            text=True,
-            errors=_ANY_NAME,
-            check=False,
-        )
+            # Several clusters may be asked at once: none of them may take the others' input.
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as child:
+            try:
+                printed, errors = process.read_bounded(child, _MOST_ANSWER_BYTES)
+            finally:
+                # Without effect where it has ended.
+                child.kill()
+        if len(printed) > _MOST_ANSWER_BYTES:
+            raise SlurmftError(
+                f"the answer of {self.cluster.name} is larger than "
+                f"{in_bytes(_MOST_ANSWER_BYTES)}",
+                "look at what it prints: without --json, or by ssh",
+            )
+        outputs = [text.decode(errors=_ANY_NAME) for text in (printed, errors)]
+        return subprocess.CompletedProcess(command, child.returncode, *outputs)
 
     def send(
         self,
@@ -163,7 +197,7 @@ class Connection:
         """
         options = ["-r", "--from0", "--files-from=-", "--delete-missing-args"]
         # rsync starts its other end by a shell command, which can make the folder first.
-        options.append(f"--rsync-path={own_folders(folder)} && rsync")
+        options.append(_starting_after(own_folders(folder)))
         target = f"{self.cluster.host}:{_from_home(folder)}/"
         names_with_zeros = "\0".join(names)  # --from0: a name may have a line break
         if copy_links:
@@ -173,29 +207,57 @@ class Connection:
         self._rsync(command, "send to", names_with_zeros)
 
     def fetch(
-        self, path: str, into: Path, *options: str, names: Iterable[str] | None = None
+        self,
+        path: str,
+        into: Path,
+        *options: str,
+        check: str = IS_ENTERED_OWN,
+        names: Iterable[str] | None = None,
     ) -> None:
         """Fetches a folder's regular files and folders from there into a folder here. Links,
         devices, FIFOs and the like stay there, and so do owners and set-uid bits.
 
         Args:
             into: it may lead through a descriptor of this process.
+            check: a shell command that fails where the folder there, once it is entered, is not the
+                one that is meant: where others can rename, theirs may have the name by now.
             names: paths of files below the folder; None: it comes whole.
 
         Raises:
             SlurmftError: the connection was cut, or there is no such folder.
         """
         into.mkdir(parents=True, exist_ok=True)
-        source = f"{self.cluster.host}:{_without_wildcards(_from_home(path))}"
         # Not -a, of which -rts is what is left: without --perms no special bits come, either.
-        command = ["-rts", *options]
+        command = ["-rts", *options, _from(path, check)]
         names_with_zeros = ""
         if names is not None:
             command += ["--from0", "--files-from=-"]
             names_with_zeros = "\0".join(names)
         # With a slash, rsync means what is in a folder.
-        target = f"{for_children(into)}/"
-        self._rsync([*command, f"{source}/", target], "fetch from", names_with_zeros)
+        arguments = [*command, f"{self.cluster.host}:./", f"{for_children(into)}/"]
+        self._rsync(arguments, "fetch from", names_with_zeros)
+
+    def fetch_output(self, folder: str, into: Path) -> None:
+        """Fetches what a command has written there, a file or a folder, under the name that it has
+        here. Nothing else of the folder comes: whoever answers in the place of the cluster would
+        choose names in a folder of the user's.
+
+        Raises:
+            SlurmftError: the connection was cut, or there is nothing of this name.
+        """
+        inner = f"{folder}/{into.name}"
+        script = f"if [ -d {word(inner)} ]; then echo folder; fi"
+        done = self.run(script, capture=True)
+        if was_cut(done):
+            raise self.no_connection(done)
+        # A login shell may have printed a greeting before.
+        if done.stdout.splitlines()[-1:] == ["folder"]:
+            self.fetch(inner, into)
+            return
+        into.parent.mkdir(parents=True, exist_ok=True)
+        source = f"{self.cluster.host}:./{_without_wildcards(into.name)}"
+        arguments = ["-ts", _from(folder, IS_ENTERED_OWN), source, str(into)]
+        self._rsync(arguments, "fetch from")
 
     def _rsync(self, arguments: Sequence[str], action: str, names: str = "") -> None:
         """Runs rsync. `action` is what it does, in messages; `names` goes to its stdin."""
@@ -216,15 +278,7 @@ class Connection:
         ]
         if sys.stderr.isatty():
             command.insert(1, "--info=progress2")
-        done = subprocess.run(
-            command,
-            input=names,
-            text=True,
-            errors=_ANY_NAME,
-            stdout=sys.stderr,  # progress; stdout is for what the command prints there
-            stderr=subprocess.PIPE,
-            check=False,
-        )
+        done = self._fed(command, names)
         for line in done.stderr.splitlines():
             if line.startswith(_REFUSED):
                 problem = line.removeprefix(_REFUSED)
@@ -239,6 +293,28 @@ class Connection:
             raise SlurmftError(
                 f"rsync could not {action} {self.cluster.name}: {lines[0]}", hint
             )
+
+    def _fed(
+        self, command: Sequence[str], names: str
+    ) -> "subprocess.CompletedProcess[str]":
+        """Runs rsync with names on its standard input; reads the end of what it complains about."""
+        with tempfile.TemporaryFile() as input_file:
+            input_file.write(names.encode(errors=_ANY_NAME))
+            input_file.seek(0)
+            with (
+                subprocess.Popen(
+                    command,
+                    stdin=input_file,
+                    stdout=sys.stderr,  # progress; stdout is for what the command prints there
+                    stderr=subprocess.PIPE,
+                ) as child
+            ):
+                try:
+                    _, errors = process.read_bounded(child, 0)
+                finally:
+                    child.kill()
+        complaints = errors.decode(errors=_ANY_NAME)
+        return subprocess.CompletedProcess(command, child.returncode, "", complaints)
 
     def no_connection(self, done: "subprocess.CompletedProcess[str]") -> SlurmftError:
         """Returns the error of a connection that could not be made, or was cut."""
@@ -263,6 +339,18 @@ class Connection:
             f"{self.command}; {_ONCE}",
             Exit.SUBMIT,
         )
+
+
+def _starting_after(script: str) -> str:
+    """Returns rsync's option by which its other end starts once a shell script has succeeded."""
+    # The login shell there may be no bash, and has to pass the words of rsync on.
+    script += ' && exec rsync "$@"'
+    return f"--rsync-path=bash -c {shlex.quote(script)} bash"
+
+
+def _from(path: str, check: str) -> str:
+    """Returns rsync's option by which its other end starts in a folder; see `Connection.fetch`."""
+    return _starting_after(f"CDPATH= cd {word(path)} && {check}")
 
 
 def _from_home(folder: str) -> str:

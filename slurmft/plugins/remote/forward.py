@@ -12,6 +12,7 @@ import json
 import os
 import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,11 +24,11 @@ from slurmft.cli.commands import command_parser, load_command
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.hints import typed
 from slurmft.cli.parser import input_file, input_path
-from slurmft.core import removal
+from slurmft.core import removal, trusted
 from slurmft.core.credentials import redact
 from slurmft.core.decode import read
 from slurmft.core.errors import Exit, SlurmftError, UsageError
-from slurmft.core.files import parse_json, read_json, write_json
+from slurmft.core.files import parse_json, read_json, to_json, write_json
 from slurmft.core.site import OPTIONS_OF_ON
 from slurmft.core.text import screen_width, shown
 from slurmft.plugins.remote.clusters import Cluster, clusters_file, named, word
@@ -149,7 +150,7 @@ def _on_each(clusters: list[Cluster], argv: list[str]) -> int:
         for line in answer.stderr.splitlines():
             errors.append(f"{cluster.name}: {line}")
     if "--json" in argv:
-        print(json.dumps(values, indent=2, ensure_ascii=False))
+        print(to_json(values, indent=2))
     else:
         print("\n\n".join(texts))
     # What was printed comes before the errors, also where both go to one file.
@@ -231,7 +232,7 @@ class Forwarded:
             return done.returncode
         if self.fetched is not None:
             folder, into = self.fetched
-            self.connection.fetch(folder, into.parent)
+            self.connection.fetch_output(folder, into)
             print(f"fetched from {self.cluster.name}: {into}")
         elif Elsewhere.SUBMITS in self.behaviour and "--follow" in self.words:
             command = ["slurmft", "pull", "last", "--on", self.cluster.name]
@@ -244,10 +245,12 @@ class Forwarded:
 
     def answer(self) -> Answer:
         """Runs a command that only tells something. Without a connection, stderr says so."""
-        done = self.connection.run(self._script({}), capture=True)
-        if was_cut(done):
-            error = self.connection.no_connection(done)
-            return Answer(Exit.SUBMIT, "", f"error: {error}")
+        try:
+            done = self.connection.run(self._script({}), capture=True)
+            if was_cut(done):
+                raise self.connection.no_connection(done)
+        except SlurmftError as error:
+            return Answer(error.code, "", f"error: {error}")
         return Answer(done.returncode, done.stdout, done.stderr)
 
     def _lacks_slurmft(self, code: int) -> bool:
@@ -314,15 +317,15 @@ class Forwarded:
         names = list(code)
         for number, path, rest in inputs:
             self.words[number] = self._send_input(path, names) + rest
-        if code:
-            self._send_code(code)
+        if self.source and code:
+            self._send_code(self.source)
         data = names[len(code) :]
         if data:
             self.connection.send(self.root, data, self.project, copy_links=True)
         if names:
             self._warn_of_left_out(names)
 
-    def _send_code(self, names: list[str]) -> None:
+    def _send_code(self, source: snapshot.Source) -> None:
         """Sends the snapshot, and removes there what of an earlier one is not here any more."""
         project = _hash(self.project)
         record = _state_file("sent", f"{self.cluster.name}-{project}.json")
@@ -330,12 +333,18 @@ class Forwarded:
         record_before = read(record, dict[str, list[str]])
         if record_before is None:
             record_before = {}
+        names = list(source.files)
         to_send = dict.fromkeys(names)  # in their order, each once
         for name in record_before.get("names", []):
             # What was sent before and is not here any more is removed there.
             if not os.path.lexists(self.root / name):
                 to_send[name] = None
-        self.connection.send(self.root, to_send, self.project)
+        place = trusted.temporary_place()
+        with tempfile.TemporaryDirectory(prefix="slurmft-code-", dir=place) as staged:
+            # What was listed is what goes: where others can write, a link may have taken the place
+            # of a folder by now, and rsync would send what lies behind it.
+            snapshot.stage(source, Path(staged))
+            self.connection.send(Path(staged), to_send, self.project)
         # Of the code alone: data may be of jobs that still wait.
         write_json(record, {"names": names})
 

@@ -10,12 +10,14 @@ examples:
 """
 
 import contextlib
+import dataclasses
 import glob
 import os
 import shlex
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +25,16 @@ from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.hints import command as command_line
 from slurmft.cli.parser import Parser
 from slurmft.core import filesystem, permissions, removal, users
+from slurmft.core.below import is_below
+from slurmft.core.decode import DecodeError, decode, decode_or_none
 from slurmft.core.descent import is_new
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.program import OWN
-from slurmft.core.run_files import FINAL_STATES
+from slurmft.core.run_files import FINAL_STATES, Transition
 from slurmft.core.text import counted, in_bytes
 from slurmft.core.trusted import MARK, Door
 from slurmft.plugins.remote.clusters import named, word
-from slurmft.plugins.remote.connection import was_cut
+from slurmft.plugins.remote.connection import ANY_FOLDER, is_entered, was_cut
 from slurmft.plugins.remote.forward import Forwarded
 from slurmft.runs import origin
 from slurmft.runs.origin import Origin
@@ -63,6 +67,43 @@ def parser() -> Parser:
     return command
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _ProgramThere:
+    """What is needed of a run's program; of another kind, settings may be anything."""
+
+    kind: str = ""
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _RunThere:
+    """What is needed of a cluster's answer about a run."""
+
+    path: str
+    state: str
+    history: list[Transition]
+    program: _ProgramThere
+    owner: str = ""
+    """An older slurmft there does not say it."""
+    is_own: bool = False
+    inode: int | None = None
+
+    @property
+    def settings(self) -> "_Settings | None":
+        """The settings of a program of the user's own; None: it is none."""
+        if self.program.kind != OWN:
+            return None
+        return decode_or_none(self.program.settings, _Settings)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Settings:
+    """Where a program of the user's own ran, and where it wrote checkpoints."""
+
+    folder: str
+    checkpoint_dir: str | None = None
+
+
 @contextlib.contextmanager
 def _prepared(top: Path, came_from: Origin) -> Iterator[tuple[Path, Path]]:
     """Opens the folder that takes a run for the block, marked before any of its files comes.
@@ -76,7 +117,7 @@ def _prepared(top: Path, came_from: Origin) -> Iterator[tuple[Path, Path]]:
     """
     name = Path(came_from.path).name
     where = f"{came_from.cluster}:{came_from.path}"
-    if name.startswith(".") or not name:
+    if name.startswith(".") or not name.isprintable() or not name:
         raise UsageError(f"{where!r} has no name that a run could have", "rename it")
     into = top / name
     if os.path.lexists(into) and (into.is_symlink() or not _came_from(into, came_from)):
@@ -129,7 +170,7 @@ def _check_fetched(into: Path, opened: Path, came_from: Origin) -> None:
     )
 
 
-def _status_there(status: Forwarded) -> dict[str, Any]:
+def _status_there(status: Forwarded) -> _RunThere:
     """Returns what the cluster says of the run; its error is raised here, with its hint."""
     answer = status.answer()
     if answer.code:
@@ -137,17 +178,22 @@ def _status_there(status: Forwarded) -> dict[str, Any]:
         text = answer.stderr.strip().removeprefix("error: ")
         error, _, hint = text.partition("\nhint: ")
         raise SlurmftError(error, hint or None, answer.code)
-    facts: dict[str, Any] = answer.json(status.cluster.name)
-    return facts
+    try:
+        return decode(answer.json(status.cluster.name), _RunThere)
+    except DecodeError as error:
+        raise SlurmftError(
+            f"the answer of {status.cluster.name} is none of slurmft status: {error}",
+            "the same version of slurmft here and there",
+        ) from None
 
 
-def _origin(cluster: str, facts: dict[str, Any]) -> Origin:
+def _origin(cluster: str, facts: _RunThere) -> Origin:
     return Origin(
         cluster=cluster,
-        path=str(Path(str(facts["path"]))),
-        # An older slurmft there does not say it.
-        owner=str(facts.get("owner", "")),
-        is_own=facts.get("is_own") is True,
+        path=str(Path(facts.path)),
+        owner=facts.owner,
+        # The folder with this inode will be fetched, or none.
+        is_own=facts.is_own and facts.inode is not None,
         user=users.user_name(os.getuid()),
         time=time.time(),
     )
@@ -165,34 +211,33 @@ def _rsync_options(checkpoints: bool) -> list[str]:
     return options
 
 
-def _outputs_script(top: str, facts: Mapping[str, Any], checkpoints: bool) -> str:
+def _outputs_script(
+    top: str, facts: _RunThere, settings: _Settings, checkpoints: bool
+) -> str:
     """Returns the shell script that lists there what a program has written while its run was alive:
     the folder that --on has sent, then size and path of each file, with NULs between.
 
     It prints nothing where the program ran in another folder.
     """
-    settings = facts["program"]["settings"]
-    history = facts["history"]
-    starts = [each["time"] for each in history if each["state"] == "running"]
+    starts = [each.time for each in facts.history if each.state == "running"]
     if not starts:
         return "exit 0"
     # A site may keep its runs in the folder.
-    others = [os.path.dirname(facts["path"])]
-    checkpoint_dir = settings.get("checkpoint_dir")
-    if checkpoint_dir and not checkpoints:
-        others.append(os.path.join(settings["folder"], checkpoint_dir))
+    others = [os.path.dirname(facts.path)]
+    if settings.checkpoint_dir and not checkpoints:
+        others.append(os.path.join(settings.folder, settings.checkpoint_dir))
     left_out = ["-name '.?*'", "-name __pycache__"]
     for path in others:
         pattern = glob.escape(os.path.normpath(path))
         left_out.append(f"-path {shlex.quote(pattern)}")
     # Not since the submission: the code may have been written just before.
     window = f"-newermt @{min(starts):.3f}"
-    if facts["state"] in FINAL_STATES:
-        end = int(history[-1]["time"]) + _LATEST_OUTPUT_S
+    if facts.state in FINAL_STATES:
+        end = int(facts.history[-1].time) + _LATEST_OUTPUT_S
         window += f" ! -newermt @{end}"
     pruned = " -o ".join(left_out)
     lines = [
-        f"top=$(cd {word(top)} && pwd -P) && here={shlex.quote(settings['folder'])}",
+        f"top=$(cd {word(top)} && pwd -P) && here={shlex.quote(settings.folder)}",
         'case "$here/" in "$top"/*) ;; *) exit 0;; esac',
         'below=${here#"$top"/}',
         'cd "$top/${below%%/*}" || exit 0',
@@ -204,11 +249,15 @@ def _outputs_script(top: str, facts: Mapping[str, Any], checkpoints: bool) -> st
 
 
 def _fetch_outputs(
-    status: Forwarded, facts: Mapping[str, Any], into: Path, checkpoints: bool
+    status: Forwarded,
+    facts: _RunThere,
+    settings: _Settings,
+    into: Path,
+    checkpoints: bool,
 ) -> str:
     """Fetches what a program of the user's own has written in the folder that --on has sent;
     returns what came, in words, or "" if there is nothing."""
-    script = _outputs_script(status.cluster.folder, facts, checkpoints)
+    script = _outputs_script(status.cluster.folder, facts, settings, checkpoints)
     done = status.connection.run(script, capture=True)
     if was_cut(done):
         raise status.connection.no_connection(done)
@@ -216,7 +265,9 @@ def _fetch_outputs(
     sizes: dict[str, int] = {}
     for entry in entries:
         size, _, name = entry.partition(" ")
-        sizes[name] = int(size)
+        # Whatever a cluster answers: its names lead out of no folder here.
+        if size.isdecimal() and is_below(name):
+            sizes[name] = int(size)
     if not sizes:
         return ""
     status.connection.fetch(folder, into, names=sizes)
@@ -225,7 +276,7 @@ def _fetch_outputs(
 
 def _fetch(
     status: Forwarded,
-    facts: Mapping[str, Any],
+    facts: _RunThere,
     came_from: Origin,
     into: Path,
     opened: Path,
@@ -233,7 +284,11 @@ def _fetch(
 ) -> None:
     """Fetches a run into a folder that `_prepared` has opened, and says what came."""
     options = _rsync_options(checkpoints)
-    status.connection.fetch(came_from.path, opened, *options)
+    # A run of others has no inode, and is believed nothing.
+    check = ANY_FOLDER
+    if facts.inode is not None:
+        check = is_entered(facts.inode)
+    status.connection.fetch(came_from.path, opened, *options, check=check)
     # Again: a file system without upper and lower case may have taken another for the mark.
     origin.mark(opened, came_from)
     _check_fetched(into, opened, came_from)
@@ -245,23 +300,26 @@ def _fetch(
         )
     if (opened / "model").is_dir():
         print(f"its model: {into / 'model'}")
+    settings = facts.settings
     # Somebody else's program may have named any folder.
-    is_program = facts["program"].get("kind") == OWN
-    if came_from.is_own and is_program:
-        outputs = _fetch_outputs(status, facts, opened / "outputs", checkpoints)
+    if came_from.is_own and settings is not None:
+        outputs = _fetch_outputs(
+            status, facts, settings, opened / "outputs", checkpoints
+        )
         if outputs:
             print(f"its outputs: {outputs}: {into / 'outputs'}")
-        settings = facts["program"]["settings"]
-        checkpoint_dir = settings.get("checkpoint_dir")
-        # What a script saves at its end may be there, too.
-        if checkpoint_dir and not checkpoints:
-            line = f"left there: {checkpoint_dir}"
-            # Outputs are looked for in the folder that was sent alone.
-            folder = str(settings.get("folder", ""))
-            place = os.path.normpath(os.path.join(folder, checkpoint_dir))
-            if place.startswith(f"{folder}/"):
-                line += "; --checkpoints fetches it"
-            print(line)
+        if settings.checkpoint_dir and not checkpoints:
+            print(_left_there(settings.folder, settings.checkpoint_dir))
+
+
+def _left_there(folder: str, checkpoint_dir: str) -> str:
+    """Returns a line about checkpoints that are not fetched: what a script saves at its end may be
+    there, too."""
+    # Outputs are looked for in the folder that was sent alone.
+    place = os.path.normpath(os.path.join(folder, checkpoint_dir))
+    if place.startswith(f"{folder}/"):
+        return f"left there: {checkpoint_dir}; --checkpoints fetches it"
+    return f"left there: {checkpoint_dir}"
 
 
 def main(argv: list[str]) -> int:

@@ -200,13 +200,13 @@ def _workload(run: MeasuredRun, result: Mapping[str, Any]) -> Workload:
     # A set: after a restart from an older checkpoint, an evaluation may be recorded twice.
     evaluated_at = {record.epoch for record in run.records(Epoch)}
     # Without such records, there was one after each of the epochs that were asked for.
-    evaluations = len(evaluated_at) or run.value("epochs") or 1
+    evaluations = len(evaluated_at) or run.number("epochs") or 1
     # A run may have ended before all the epochs that were asked for, and within one.
     epochs = math.ceil(max(evaluated_at, default=0)) or evaluations
     global_batch_size = result["global_batch_size"]
-    kept_global_batch = run.value("global_batch_size")
+    kept_global_batch = run.number("global_batch_size")
     # That of --batch-size auto is in the result.
-    batch_size = result.get("batch_size") or run.value("batch_size") or 1
+    batch_size = result.get("batch_size") or run.number("batch_size") or 1
     samples_per_micro_step = devices * batch_size
     # Rounded up, as in the training: a global batch that was limited need be no multiple.
     micro_steps = max(1, math.ceil(global_batch_size / samples_per_micro_step))
