@@ -45,6 +45,7 @@ _ONCE = "nothing is submitted twice"
 
 
 _REFUSED = "error: "
+_FETCH = "fetch from"
 _OTHER_FOLDER = "name another folder in clusters.toml, or have that one removed"
 
 _OTHERS_BY_NOW = "echo 'error: the folder belongs to another user by now' >&2"
@@ -235,7 +236,7 @@ class Connection:
             names_with_zeros = "\0".join(names)
         # With a slash, rsync means what is in a folder.
         arguments = [*command, f"{self.cluster.host}:./", f"{for_children(into)}/"]
-        self._rsync(arguments, "fetch from", names_with_zeros)
+        self._rsync(arguments, _FETCH, names_with_zeros)
 
     def fetch_output(self, folder: str, into: Path) -> None:
         """Fetches what a command has written there, a file or a folder, under the name that it has
@@ -257,7 +258,7 @@ class Connection:
         into.parent.mkdir(parents=True, exist_ok=True)
         source = f"{self.cluster.host}:./{_without_wildcards(into.name)}"
         arguments = ["-ts", _from(folder, IS_ENTERED_OWN), source, str(into)]
-        self._rsync(arguments, "fetch from")
+        self._rsync(arguments, _FETCH)
 
     def _rsync(self, arguments: Sequence[str], action: str, names: str = "") -> None:
         """Runs rsync. `action` is what it does, in messages; `names` goes to its stdin."""
@@ -282,7 +283,10 @@ class Connection:
         for line in done.stderr.splitlines():
             if line.startswith(_REFUSED):
                 problem = line.removeprefix(_REFUSED)
-                raise SlurmftError(f"{self.cluster.name}: {problem}", _OTHER_FOLDER)
+                hint = _OTHER_FOLDER
+                if action == _FETCH:
+                    hint = f"what is there: slurmft list --on {self.cluster.name}"
+                raise SlurmftError(f"{self.cluster.name}: {problem}", hint)
         if done.returncode in _RSYNC_CUT or done.returncode < 0:
             raise self.no_connection(done)
         if done.returncode:
@@ -350,7 +354,9 @@ def _starting_after(script: str) -> str:
 
 def _from(path: str, check: str) -> str:
     """Returns rsync's option by which its other end starts in a folder; see `Connection.fetch`."""
-    return _starting_after(f"CDPATH= cd {word(path)} && {check}")
+    text = shlex.quote(f"{_REFUSED}cannot enter {path}")
+    enter = f"CDPATH= cd {word(path)} || {{ echo {text} >&2; false; }}"
+    return _starting_after(f"{{ {enter}; }} && {check}")
 
 
 def _from_home(folder: str) -> str:

@@ -29,7 +29,7 @@ while [ $# != 0 ]; do
   case $1 in -G) exit ;; -o) shift 2 ;; -*) shift ;; *) break ;; esac
 done
 shift
-export HOME={home}
+export HOME={home} && cd
 case "$*" in
   *"-m slurmft "*) mkdir -p {home}/slurmft; {answer} ;;
   *) exec bash -c "$*" ;;
