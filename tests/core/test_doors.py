@@ -135,6 +135,7 @@ DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "node/container.py",
             "node/watchdog.py",
             "plugins/examine/agent.py",
+            "plugins/remote/forward.py",
             "train/engine/saved_weights.py",
             "train/tasks/pretrained.py",
             # They look at it; or ask for a folder by a door.
