@@ -15,6 +15,8 @@ from datetime import datetime
 from typing import Any, TextIO
 
 _LENGTH = len("2026-11-20T10:31:07.123+01:00")
+_WITHIN_LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d ")
+"""A stamp of ours, for lines in which it is not what comes first."""
 _FOREIGN = re.compile(
     r"(?<!\d)(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d(?:[.,]\d{3})?)(?!\d)"
 )
@@ -45,6 +47,19 @@ def split(line: str) -> tuple[float | None, str]:
     if when is None:
         return None, line
     return when, line[_LENGTH + 1 :]
+
+
+def split_within(line: str) -> tuple[float | None, str]:
+    """The Unix time of a line that stands behind what another stream has left open, as a progress
+    bar, and both texts without the stamp; None and the line where there is no stamp in it."""
+    match = _WITHIN_LINE.search(line)
+    if match is None:
+        return None, line
+    when = _unix_time(match[0].rstrip())
+    if when is None:
+        return None, line
+    parts = [line[: match.start()].strip(), line[match.end() :]]
+    return when, "  ".join(filter(None, parts))
 
 
 def foreign(line: str, year: int) -> float | None:

@@ -280,8 +280,12 @@ class LogFile:
     def _line(self, raw: str, changed_at: float) -> Line:
         stamped, text = log_times.split(raw)
         # A progress bar overwrites its line: of its states the last one counts.
-        _, _, text = text.rstrip("\r").rpartition("\r")
+        _, is_bar, text = text.rstrip("\r").rpartition("\r")
         when = self._time_in(raw, changed_at)
+        # Bars leave their line open, and the other stream's next line begins with its stamp there.
+        if is_bar:
+            stamped_within, text = log_times.split_within(text)
+            when = stamped_within or when
         if when is not None and not self._belongs(text):
             self._at(when)
         # a head is always stamped: other text may only look like one

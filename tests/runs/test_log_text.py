@@ -53,6 +53,27 @@ def test_stamp_comes_back() -> None:
     assert log_times.split("step 1") == (None, "step 1")
 
 
+def test_lines_behind_progress_bars_have_no_stamps(tmp_path: Path) -> None:
+    """As Trainer prints them: its bar on stderr, its metrics on stdout; the stamps were shown."""
+    run = write_run(tmp_path / "r")
+    bar = "\r  0%| | 0/2\r 50%|# | 1/2"
+    metrics = log_times.stamp(T + 1) + " {'loss': 1.5}"
+    put(
+        run.rank_log(0),
+        (T, f"{bar}\r   \r{metrics}"),
+        (None, f"{bar}{log_times.stamp(T + 2)} epoch 1"),
+        # What the program itself prints stays.
+        (T + 3, f"begun at {log_times.stamp(T)} here"),
+    )
+    lines = list(Logs(run, Choice()).lines())
+    assert [line.text for line in lines] == [
+        "{'loss': 1.5}",
+        "50%|# | 1/2  epoch 1",
+        f"begun at {log_times.stamp(T)} here",
+    ]
+    assert [line.time - T for line in lines] == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     "line",
     [
