@@ -69,9 +69,10 @@ DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "core/descent.py",
             "core/removal.py",
             "core/trusted.py",
+            "core/writers.py",
             # They show it, or leave out what is another user's.
             "cluster/cleanup.py",
-            "cluster/status.py",
+            "cluster/facts.py",
             "cluster/wait.py",
             "core/filesystem.py",
             "node/watchdog.py",
@@ -166,10 +167,10 @@ DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (
             # They show, or ask what does not decide what runs.
             "api.py",
-            "cli/__init__.py",
             "cli/foreign.py",  # shows what a run from elsewhere would execute
+            "cli/submission.py",
+            "cluster/facts.py",
             "cluster/follow.py",
-            "cluster/status.py",
             "runs/rundir.py",
             "train/login/model_card.py",
             "train/login/predict.py",  # the model; for the code of a task it asks the door
