@@ -9,7 +9,7 @@ which values are good.
 import ast
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -244,6 +244,24 @@ def parsed(texts: Sequence[str]) -> list[MetricSpec]:
             )
         specs[label] = spec
     return list(specs.values())
+
+
+def check_distinct(names: Mapping[str, Iterable[str]]) -> None:
+    """Raises UsageError where two metrics have a number of one name: results would lose one.
+
+    Args:
+        names: value of --metric -> names of its numbers in results.
+    """
+    metric_of: dict[str, str] = {}
+    for text, names_of_metric in names.items():
+        for name in names_of_metric:
+            if name in metric_of:
+                raise UsageError(
+                    f"--metric {text!r} and --metric {metric_of[name]!r} both have a number that "
+                    f"results call {name!r}",
+                    "leave one of them out, or give its script another name",
+                )
+            metric_of[name] = text
 
 
 def own_metric(text: str, names: Sequence[str]) -> MetricSpec | None:

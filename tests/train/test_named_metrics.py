@@ -48,6 +48,7 @@ from slurmft.train.tasks.evaluate_metrics import (
 )
 from slurmft.train.tasks.metrics import NAN
 from tests.conftest import assert_two_lines, records, slurmft
+from tests.support import until
 from tests.support.metric_scripts import SCRIPTS, cache_script, write_script
 from tests.support.models import (
     LABELS,
@@ -657,6 +658,19 @@ def examined(metric: str) -> list[str]:
 
 
 @pytest.mark.processes
+def test_two_metrics_with_a_number_of_one_name_are_refused(
+    scripts: Path, home: Path, tmp_path: Path, tiny_data: Path, tiny_model: Path
+) -> None:
+    """Results had one of the two, and it may have decided."""
+    script = tmp_path / "both_left.py"
+    script.write_text((scripts / "bare" / "bare.py").read_text())
+    flags = {"task": "emotion", "data": str(tiny_data), "model": str(tiny_model)}
+    metrics = (f"{scripts}/both:value=left", str(script))
+    with pytest.raises(UsageError, match="that results call 'both_left'"):
+        configure(flags | {"metric": metrics})
+
+
+@pytest.mark.processes
 def test_login_node_and_jobs_lock_the_caches_alike(
     home: Path,
     tmp_path: Path,
@@ -775,7 +789,7 @@ def test_a_script_reaches_its_own_process_alone(
     assert not computed.deciding.has_value(values)
     assert not has_ended(left_running)
     computed.end()
-    assert has_ended(left_running)
+    until(lambda: has_ended(left_running))
 
 
 @pytest.mark.processes

@@ -55,6 +55,10 @@ def check(train: TrainConfig, file_locks: str | None = None) -> None:
     # As texts and tuples, which can be keys of a cache.
     metrics = tuple(on_this_machine)
     numbers = _examined(json.dumps(request), metrics, tuple(contents), file_locks)
+    names = {}
+    for text in on_this_machine:
+        names[text] = MetricSpec.parse(text).value_names(numbers[text]).values()
+    metric_spec.check_distinct(names)
     deciding = train.metric[0]
     if numbers.get(deciding):
         MetricSpec.parse(deciding).deciding(numbers[deciding])

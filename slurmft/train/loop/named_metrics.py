@@ -111,6 +111,8 @@ class NamedMetrics:
                     name=self._result_names(loaded, [value], suffix)[value],
                     lower_is_better=spec.is_lower_better(value),
                 )
+        names = {each.spec.text: each.names.values() for each in self._loaded}
+        metric_spec.check_distinct(names)
         if deciding is None:
             return None
         return asdict(deciding)
