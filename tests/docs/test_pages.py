@@ -175,6 +175,8 @@ def test_toml(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert spec.read_study(str(tmp_path / "file.toml")).cells
     else:
         monkeypatch.setenv("SLURMFT_SITE", str(tmp_path / "file.toml"))
+        # Where tests run, as in a container, nobody need have logged in.
+        monkeypatch.setenv("USER", "ada")
         assert site.site_defaults(OPTIONS).keys() == tomllib.loads(block).keys()
 
 
