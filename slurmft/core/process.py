@@ -12,6 +12,8 @@ from typing import Any
 
 _BLOCK_BYTES = 2**20
 _MOST_ERROR_BYTES = 2**16
+_MOST_END_S = 5.0
+_END_POLL_S = 0.01
 # From linux/prctl.h: Python has no call for them.
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -207,3 +209,51 @@ def end(child: subprocess.Popen[bytes]) -> None:
     """Kills a child; the processes that it started by `start` or as ranks go with it."""
     child.kill()
     child.wait()
+
+
+def reap_orphans(child: subprocess.Popen[bytes]) -> None:
+    """Forgets the orphans of `adopt_orphans` that have ended: each keeps its number until then.
+
+    Args:
+        child: the one that this process waits for itself.
+    """
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if ended is None or ended.si_pid == child.pid:
+            return
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(ended.si_pid, 0)
+
+
+def end_descendants() -> None:
+    """Kills all that this process has started, and what that has started: of a process which has
+    called `adopt_orphans` before."""
+    # What the kernel does not end, as a process that waits for a file server, is left.
+    deadline = time.monotonic() + _MOST_END_S
+    while time.monotonic() < deadline:
+        children = _children()
+        if not children:
+            return
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        # Those of the killed become children of this process.
+        for pid in children:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(_END_POLL_S)
+
+
+def _children() -> list[int]:
+    """Returns the numbers of the children of this process."""
+    own_number = str(os.getpid())
+    children = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        fields = stat(int(name))
+        # The parent's number follows the state.
+        if fields is not None and fields[1] == own_number:
+            children.append(int(name))
+    return children

@@ -146,6 +146,7 @@ class Supervisor:
                     self._record_stopping()
                 return code
             if time.monotonic() >= look_at:
+                process.reap_orphans(running)
                 look_at = time.monotonic() + look_pause_s(
                     child.tasks, self.peers.is_head
                 )
@@ -274,6 +275,8 @@ def run_task(run_dir: str, task: Callable[[Supervisor], int]) -> NoReturn:
         # Only root may go beyond the hard limit.
         higher = min(hard, _OPEN_FILES)
         resource.setrlimit(resource.RLIMIT_NOFILE, (higher, hard))
+    # A program's own children would outlive it where it is killed and no scheduler looks for them.
+    process.adopt_orphans()
     supervisor = Supervisor(RunDir(Path(run_dir)))
     signals.listen(supervisor.stop)
     try:
@@ -283,6 +286,7 @@ def run_task(run_dir: str, task: Callable[[Supervisor], int]) -> NoReturn:
     # After the failure is recorded: others wait for this word (`await_cause`), then read it.
     if code not in (Exit.OK, Exit.STOPPED):
         supervisor.peers.tell(FAILED)
+    process.end_descendants()
     # Not by SystemExit: Python's shutdown takes time in which a signal would make this task's
     # exit code, and so the job's, that of a signal.
     sys.stdout.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -342,6 +343,38 @@ def test_nothing_is_left_behind(here: Path) -> None:
     assert done.code == 0, done.err
     left = int(lines_of(done.run, 0)[-1])
     until(lambda: process_state(left) in ("gone", "Z"))
+
+
+NAP = """
+import os
+if os.fork() == 0:
+    os.execvp("sleep", ["sleep", "SECONDS"])
+"""
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_what_a_program_has_started_ends_with_it(here: Path, code: int) -> None:
+    """As under a scheduler: also what has a session of its own, and whose parent has ended."""
+    seconds = str(98_700 + code)
+    write(here, "nap.py", NAP.replace("SECONDS", seconds))
+    start = "import subprocess, sys\nnap = [sys.executable, 'nap.py']\n"
+    start += "subprocess.run(nap, start_new_session=True)\nprint('has started one')\n"
+    write(here, "leaves.py", f"{start}sys.exit({code})\n")
+    done = run("--max-requeues", "0", "--max-restarts", "0", "--", "leaves.py")
+    assert done.code == code, done.err
+    assert "has started one" in lines_of(done.run, 0)
+    until(lambda: not sleeping(seconds), lambda: sleeping(seconds))
+
+
+def sleeping(seconds: str) -> list[Path]:
+    """The processes `sleep SECONDS`."""
+    line = f"sleep\0{seconds}\0"
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if path.read_text() == line:
+                found.append(path)
+    return found
 
 
 def test_one_process_fails_others_end(here: Path) -> None:
