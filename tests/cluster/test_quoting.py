@@ -92,7 +92,7 @@ def test_next_commands(shell: Shell, name: str) -> None:
     # As `slurmft status` has them: nothing resumes a run whose job has not ended.
     usual = status_words.next_commands("running", "train")
     assert calls == [[*python, command, path] for command in usual]
-    hint = wait._resume(run).rpartition("checkpoint: ")[2]
+    hint = wait._resume(run).partition(": ")[2]
     assert shell.run(hint)[0] == ["slurmft", "resume", path]
 
 
