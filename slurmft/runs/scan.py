@@ -120,9 +120,15 @@ class MeasuredRun:
         return self.settings.get(field, value_of_job)
 
     def number(self, field: str) -> Any:
-        """A field of the configuration that is a number; None where it has none such."""
+        """A field of the configuration that is a number; None where it is not set.
+
+        Raises:
+            TypeError: it is something else, in a file that was edited.
+        """
         value = self.value(field)
-        return value if is_number(value) else None
+        if value is not None and not is_number(value):
+            raise TypeError(f"{field} is no number")
+        return value
 
     @property
     def nodes(self) -> int | None:

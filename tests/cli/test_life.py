@@ -566,7 +566,7 @@ def test_error_of_a_run_without_checkpoints_names_none(
     run.set_state(
         "failed", "the time limit (--time) was reached; there is no checkpoint"
     )
-    queue.squeue = "7|TIMEOUT|N/A|None"
+    queue.squeue = "TIMEOUT|None"
     again = f"slurmft resume {run.path}"
     with pytest.raises(SlurmftError) as caught:
         slurmft.Run(run.path).wait()
