@@ -349,6 +349,7 @@ def test_lock_that_uv_refuses(project: Path) -> None:
         )
 
 
+@pytest.mark.extra("environments")
 def test_another_lock_is_another_environment(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,6 +383,7 @@ def test_uv_imports_nothing_from_the_path_of_the_user(
     assert "PYTHONPATH" not in variables
 
 
+@pytest.mark.extra("environments")
 def test_without_uv(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(interpreter, "PYTHON", "/nowhere/python")
