@@ -12,6 +12,7 @@ import transformers
 
 from slurmft.train.data.tables import TokenTable
 from slurmft.train.engine import own_loss
+from slurmft.train.predict import heads
 
 SIZES = {
     "vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -54,3 +55,15 @@ def test_a_loss_that_is_no_cross_entropy_of_tokens(
     if remark:
         assert remark.startswith(model_class)
     assert model.training
+
+
+def test_texts_of_different_lengths_are_continued_by_experts() -> None:
+    """transformers itself fails there where the loss of the router is asked for."""
+    settings = EXPERTS | {"output_router_logits": True}
+    model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**settings))
+    inputs = {"input_ids": torch.tensor([[0, 0, 5, 6], [7, 8, 9, 10]])}
+    inputs["attention_mask"] = (inputs["input_ids"] > 0).long()
+    batch: Any = SimpleNamespace(inputs=inputs, indices=[0])
+    greedy = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False}
+    tokens = heads._continued(greedy, 0, model.eval(), batch, 0)
+    assert tokens.shape == (2, 3)

@@ -304,9 +304,18 @@ def _answers(
 def _generated(model: Any, batch: Batch, padding: int) -> torch.Tensor:
     """Returns the tokens of each text, with padding behind them: (batch, longest)."""
     # Without the inputs of the decoder, which only a training has.
+    return _generate(model, batch)
+
+
+def _generate(model: Any, batch: Batch, **settings: Any) -> torch.Tensor:
+    """Returns what `generate` of transformers makes of a batch."""
+    # Of experts: nobody needs the loss of their router here, and it fails where texts are padded.
+    if getattr(model.config, "output_router_logits", False):
+        model.config.output_router_logits = False
     tokens: torch.Tensor = model.generate(
         input_ids=batch.inputs["input_ids"],
         attention_mask=batch.inputs["attention_mask"],
+        **settings,
     )
     return tokens
 
@@ -331,14 +340,8 @@ def _continued(
     """Returns the tokens that follow each prompt, with padding behind them: (batch, longest)."""
     # Tokens may be drawn: a batch draws the same ones whichever rank has it.
     torch.manual_seed(seed + int(batch.indices[0]))
-    prompts = batch.inputs["input_ids"]
-    generated: torch.Tensor = model.generate(
-        input_ids=prompts,
-        attention_mask=batch.inputs["attention_mask"],
-        pad_token_id=padding,
-        **settings,
-    )
-    return generated[:, prompts.shape[1] :]
+    generated = _generate(model, batch, pad_token_id=padding, **settings)
+    return generated[:, batch.inputs["input_ids"].shape[1] :]
 
 
 def _texts(tokenizer: Any, inputs: Sequence[list[Any]], values: np.ndarray) -> Columns:
