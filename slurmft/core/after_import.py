@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 
@@ -26,8 +26,11 @@ class AfterImport:
         """
         if name not in self._names:
             return None
-        # Not importlib.util.find_spec, which would ask this finder again.
-        spec = PathFinder.find_spec(name, path, target)
+        # Not importlib.util.find_spec, which would ask this finder again. Those behind it, among
+        # them others of its kind, which want the same module.
+        behind = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        specs = (finder.find_spec(name, path, target) for finder in behind)
+        spec = next(filter(None, specs), None)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
