@@ -1,4 +1,4 @@
-"""Packages import only what stands below them, and modules nothing in circles."""
+"""Packages import only what stands below them, modules nothing in circles; functions are short."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import pytest
 from tests.support import CHECKOUT
 
 PACKAGE = CHECKOUT / "slurmft"
+MOST_LINES = 60
+"""Of a function, with its docstring."""
 
 
 @pytest.mark.processes
@@ -60,3 +62,14 @@ def executed(node: ast.AST) -> Iterator[ast.AST]:
         if not is_for_types:
             yield child
             yield from executed(child)
+
+
+def test_functions_are_short() -> None:
+    too_long = []
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                if lines > MOST_LINES:
+                    too_long.append(f"{file}: {node.name} has {lines} lines")
+    assert not too_long

@@ -55,19 +55,10 @@ class LoadedModel:
         # Counted before an adapter adds to them, and before the vocabulary is trimmed.
         sizes = [p.numel() for p in model.parameters()]
         self.parameters: int = sum(sizes)
-        self.adapter = None
+        self.adapter: lora.Adapter | None = None
         self.frozen_facts: dict[str, Any] | None = None
         """What the weights in a checkpoint belong to, where it does not have all."""
-        frozen_layers = None
-        if config.freeze:
-            frozen_layers = freezing.freeze(model, config.freeze)
-            self.frozen_facts = {
-                "freeze": config.freeze,
-                "base_sha256": freezing.fingerprint(model),
-            }
-        if config.lora:
-            self.adapter = lora.Adapter(model, config)
-            self.frozen_facts = self.adapter.facts
+        frozen_layers = self._freeze()
         if adapter:
             lora.attach(model, adapter)
         trained = [p.numel() for p in model.parameters() if p.requires_grad]
@@ -91,6 +82,22 @@ class LoadedModel:
             recompute_activations(model)
         if setup.world.device.type == "cpu":
             cpu.replace_dropout(model)
+
+    def _freeze(self) -> int | None:
+        """Freezes what --freeze or --lora says; returns the number of layers that --freeze has
+        frozen, None where it is not given."""
+        config = self._setup.config
+        frozen_layers = None
+        if config.freeze:
+            frozen_layers = freezing.freeze(self.model, config.freeze)
+            self.frozen_facts = {
+                "freeze": config.freeze,
+                "base_sha256": freezing.fingerprint(self.model),
+            }
+        if config.lora:
+            self.adapter = lora.Adapter(self.model, config)
+            self.frozen_facts = self.adapter.facts
+        return frozen_layers
 
     def _check_lengths(self) -> None:
         """Raises UsageError where a text of any split has more tokens than the model has
