@@ -74,6 +74,12 @@ RULES = (
         how=READ,
         why="no cluster of that name here: tests/plugins/remote has a real sshd",
     ),
+    Rule(
+        begins="slurmft list --runs-dir /scratch$",
+        how=LOGIN,
+        leave_out=" --runs-dir /scratch",
+        why="a file system of the site's",
+    ),
     # Of others.
     Rule(begins="python3 -m venv ", how=READ, why=".ci/run makes an environment so"),
     Rule(
