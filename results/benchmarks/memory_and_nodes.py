@@ -26,63 +26,14 @@ from tests.conftest import Following, records, slurmft
 from tests.slurm.commands import assert_nodes_are_clean
 from tests.support.cluster import Cluster
 from tests.support.faults import hosts_of, steps_lost
-from tests.support.models import write_model, write_reviews
+from tests.support.models import write_reviews
+from tests.support.small_memory import SMALL_MEMORY, write_model_without_dropout
 from tests.train.test_own_task import EXAMPLE
 from tests.train.test_resume import losses
 
 _LIMIT_S = 900
 BATCH = 6
 """Samples of a rank of four at a time."""
-SMALL = """
-
-class Small(Stars):
-    @dataclass
-    class Options(Stars.Options):
-        train_rows: int = 99
-        evaluate_rows: int = 99
-        rank: int = -1  # the one that has so little memory; -1: all
-        after: int = 30  # batches that fit, whatever their size
-        saves: int = 0  # 1: the first save of the model has too little memory
-
-    batches = 0
-
-    def model(self, data):
-        import pathlib
-
-        model = super().model(data)
-        mark = pathlib.Path("saved-once")
-        save = model.save_pretrained
-
-        def save_pretrained(*arguments, **named):
-            if self.options.saves and not mark.exists():
-                mark.touch()
-                raise _out_of_memory()
-            return save(*arguments, **named)
-
-        model.save_pretrained = save_pretrained
-        return model
-
-    def loss(self, output, batch):
-        import os
-        import torch
-
-        self.batches += 1
-        limit = self.options.evaluate_rows
-        if torch.is_grad_enabled():
-            limit = self.options.train_rows
-        is_small = self.options.rank in (-1, int(os.environ["RANK"]))
-        is_due = self.batches > self.options.after
-        if is_small and is_due and len(batch.targets["labels"]) > limit:
-            raise _out_of_memory()
-        return super().loss(output, batch)
-
-
-def _out_of_memory():
-    import torch
-
-    return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-"""
-"""The task of the documentation, on a device with little memory, which is made up."""
 ATTACHES = """\
 import sys, time
 import torch
@@ -143,13 +94,10 @@ class Trial:
         self.folder = folder / program.replace(" ", "-")
         self.folder.mkdir()
         self.blocker = ""
-        (self.folder / "small.py").write_text(EXAMPLE + SMALL)
+        (self.folder / "small.py").write_text(EXAMPLE + SMALL_MEMORY)
         (self.folder / "attaches.py").write_text(ATTACHES)
         write_reviews(self.folder / "data", train=720, validation=48)
-        model = write_model(self.folder / "model")
-        config = json.loads((model / "config.json").read_text())
-        config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-        (model / "config.json").write_text(json.dumps(config))
+        write_model_without_dropout(self.folder / "model")
         self.whole = self.start("whole", ("--nodes", "4"))
         self.end(self.whole)
 
@@ -171,7 +119,7 @@ class Trial:
         job = ("--checkpoint-every-steps", "25", *runs, *flags)
         own = PROGRAMS[self.program]
         environment = self.cluster.env | {"PYTHONPATH": str(self.folder)}
-        mark = self.folder / "saved-once"
+        mark = self.folder / "saved"
         mark.unlink(missing_ok=True)
         if own is None:
             script = (
@@ -303,17 +251,17 @@ class Fault:
 FAULTS = (
     Fault(
         name="memory too small in training",
-        options=("train_rows=3",),
+        options=("train_rows=3", "after=30"),
         most_rows=2,
     ),
     Fault(
         name="memory too small on one rank of four",
-        options=("train_rows=3", "rank=2"),
+        options=("train_rows=3", "rank=2", "after=30"),
         for_attaching=False,
     ),
     Fault(
         name="memory too small in an evaluation",
-        options=("evaluate_rows=3", "after=0"),
+        options=("evaluate_rows=3",),
         for_attaching=False,
     ),
     Fault(

@@ -417,9 +417,8 @@ def _name_of(action: argparse.Action) -> str:
 
 def _is_run(word: str) -> bool:
     """Returns whether a word names the directory of a run."""
-    from slurmft.runs.rundir import (
-        RunDir,
-    )  # commands without such a mistake need not wait for it
+    # Commands without such a mistake need not wait for it.
+    from slurmft.runs.rundir import RunDir
 
     return RunDir(Path(word)).exists()
 

@@ -6,7 +6,6 @@ more rows. What the kernel refuses to an evaluation, and how it ends a process, 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,55 +27,11 @@ from slurmft.train.loop.out_of_memory import of_host_too
 from slurmft.train.loop.step_plan import Plan
 from tests.conftest import Done, records, slurmft
 from tests.support.control_group import limited
-from tests.support.models import write_model, write_reviews
+from tests.support.models import write_reviews
+from tests.support.small_memory import SMALL_MEMORY, write_model_without_dropout
 from tests.train.test_own_task import EXAMPLE
 
 pytestmark = pytest.mark.processes
-
-SMALL_MEMORY = """
-
-class Small(Stars):
-    @dataclass
-    class Options(Stars.Options):
-        train_rows: int = 99
-        evaluate_rows: int = 99
-        after: int = 0  # batches that fit, whatever their size
-        row_mib: int = 0  # memory that each row takes
-        saves: int = 0  # 1: the first save of the model does not fit
-
-    batches = 0
-
-    def model(self, data):
-        import pathlib
-        import torch
-
-        model = super().model(data)
-        mark = pathlib.Path("saved")
-        save = model.save_pretrained
-
-        def save_pretrained(*arguments, **named):
-            if self.options.saves and not mark.exists():
-                mark.touch()
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-            return save(*arguments, **named)
-
-        model.save_pretrained = save_pretrained
-        return model
-
-    def loss(self, output, batch):
-        import torch
-
-        self.batches += 1
-        limit = self.options.evaluate_rows
-        if torch.is_grad_enabled():
-            limit = self.options.train_rows
-        self.held = bytearray(self.options.row_mib * len(batch.targets["labels"]) << 20)
-        if self.batches > self.options.after and len(batch.targets["labels"]) > limit:
-            if not torch.is_grad_enabled():
-                torch.empty(2**50)  # more than the kernel gives to any process
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return super().loss(output, batch)
-"""
 
 
 @pytest.fixture
@@ -86,10 +41,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     (folder / f"small_{os.getpid()}.py").write_text(EXAMPLE + SMALL_MEMORY)
     write_reviews(folder / "data", train=96, validation=21)
-    write_model(folder / "model")
-    config = json.loads((folder / "model/config.json").read_text())
-    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    (folder / "model/config.json").write_text(json.dumps(config))
+    write_model_without_dropout(folder / "model")
     monkeypatch.chdir(folder)
     return folder
 
