@@ -439,8 +439,8 @@ def swapped_working_folder(ada: User, eve: User) -> None:
         who.write(shared / name / "src" / "train.py", f"print('{name}')\n")
     os.chown(shared, ada.uid, 21100)
     shared.chmod(0o2775)
-    runs = ada.home / "swapped runs"
     code = f"""
+import sys
 from pathlib import Path
 from slurmft.__main__ import main
 from slurmft.programs import snapshot
@@ -452,22 +452,21 @@ def swap(*arguments, **named):
     snapshot.source = source
     return source(*arguments, **named)
 snapshot.source = swap
-main(["run", "--cluster", "local", "--runs-dir", {str(runs)!r}, "--", "train.py"])
+main(["run", "--cluster", "local", "--follow", "--runs-dir", *sys.argv[1:]])
 """
-    command = shlex.join([sys.executable, "-P", "-c", code])
     for folder, name in (("mine", "src/train.py"), ("mine/src", "train.py")):
         os.chown(shared / "mine", ada.uid, ada.uid)
+        runs = ada.home / "swapped runs" / folder
         place = shlex.quote(str(shared / folder))
-        typed = f"cd {place} && {command.replace('train.py', name)}"
-        done = ada.run("bash", "-c", typed)
+        words = [sys.executable, "-P", "-c", code, str(runs), "--", name]
+        done = ada.run("bash", "-c", f"cd {place} && {shlex.join(words)}")
         assert done.code == 0, done.err
         (shared / "mine").rename(shared / "theirs")
         (shared / "aside").rename(shared / "mine")
         (run,) = runs.iterdir()
         (copied,) = (run / "code").rglob("train.py")
         assert copied.read_text() == "print('mine')\n"
-        ada.slurmft("cancel", str(run))
-        shutil.rmtree(run)
+        assert "theirs" not in done.out
 
 
 @attack(
