@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 from slurmft.core import descent, removal
 from slurmft.core.errors import UsageError
 from slurmft.core.removal import aside_of
+from slurmft.core.writers import remove_lists
 
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -441,9 +442,14 @@ def _made(aside: Path, above: int) -> Iterator[Path]:
     folder = os.open(aside.name, _FOLDER, dir_fd=above)
     try:
         # Others may have put another folder of this user's there.
-        if not descent.is_new(folder):
-            reason = "it was replaced meanwhile"
-            raise FileExistsError(errno.EEXIST, reason, str(aside))
+        _check_new(folder, aside)
+        if remove_lists(folder):
+            # With a list, it was made without the umask, which can only be read by setting another.
+            umask = os.umask(0o077)
+            os.umask(umask)
+            os.fchmod(folder, 0o777 & ~umask)
+            # Until then, those whom the list names could write into it.
+            _check_new(folder, aside)
         inode = os.fstat(folder).st_ino
         with descent.held(aside, folder):
             try:
@@ -454,6 +460,13 @@ def _made(aside: Path, above: int) -> Iterator[Path]:
                 raise
     finally:
         os.close(folder)
+
+
+def _check_new(folder: int, path: Path) -> None:
+    """Raises FileExistsError where an open folder holds something."""
+    if not descent.is_new(folder):
+        reason = "it was replaced meanwhile"
+        raise FileExistsError(errno.EEXIST, reason, str(path))
 
 
 def _sync_all(folder: Path) -> None:

@@ -8,9 +8,7 @@ from pathlib import Path
 
 from slurmft.core.below import Below
 from slurmft.core.filesystem import existing
-
-_LISTS = ("system.posix_acl_default", "system.posix_acl_access")
-"""Attributes with the access control lists of a folder."""
+from slurmft.core.writers import remove_lists
 
 
 def settle(share_with_group: bool) -> None:
@@ -99,13 +97,7 @@ def _make(path: Path, mode: int, may_be_used: bool) -> None:
                 raise
             return
         folder = new.path()
-        # In a folder with a default list the umask does not count: what is made there would be open
-        # to those whom the list names.
-        for name in _LISTS:
-            with contextlib.suppress(
-                OSError
-            ):  # it has none, or the file system knows none
-                os.removexattr(folder, name)
+        remove_lists(folder)
         # By mkdir's mode the umask would decide, and setgid would be lost.
         inherited = folder.stat().st_mode & stat.S_ISGID
         with contextlib.suppress(PermissionError):  # a file system that knows no modes

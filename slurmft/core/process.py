@@ -7,13 +7,14 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 _BLOCK_BYTES = 2**20
 _MOST_ERROR_BYTES = 2**16
 _MOST_END_S = 5.0
 _END_POLL_S = 0.01
+_STOP_POLL_S = 0.2
 # From linux/prctl.h: Python has no call for them.
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -121,7 +122,10 @@ def run(
 
 
 def read_bounded(
-    child: subprocess.Popen[bytes], most_bytes: int, timeout_s: float | None = None
+    child: subprocess.Popen[bytes],
+    most_bytes: int,
+    timeout_s: float | None = None,
+    is_stopping: Callable[[], bool] | None = None,
 ) -> tuple[bytes, bytes]:
     """Reads what a child prints until it ends, or until there is more than `most_bytes`; returns
     that, and the end of what it prints to stderr.
@@ -129,6 +133,7 @@ def read_bounded(
     Args:
         child: its stderr is a pipe, and its stdout may be one.
         timeout_s: its time limit; None: none.
+        is_stopping: True where the child is not waited for any more; the caller ends it.
 
     Raises:
         TimeoutError: it has not ended by then.
@@ -147,7 +152,12 @@ def read_bounded(
         while selector.get_map() and len(printed) <= most_bytes:
             if time.monotonic() >= deadline:
                 raise TimeoutError
-            for key, _ in selector.select(_left_s(deadline)):
+            wait_s = _left_s(deadline)
+            if is_stopping is not None:
+                if is_stopping():
+                    return bytes(printed), bytes(errors)
+                wait_s = _STOP_POLL_S
+            for key, _ in selector.select(wait_s):
                 block = os.read(key.fd, _BLOCK_BYTES)
                 key.data.extend(block)
                 if not block:
@@ -193,6 +203,12 @@ def stat(pid: int) -> list[str] | None:
             return file.read().rpartition(")")[2].split()
     except OSError:
         return None
+
+
+def data_bytes() -> int:
+    """Returns the size of what this process has of its own in memory, as RLIMIT_DATA counts it."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[5]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def age_s() -> float:

@@ -1,5 +1,6 @@
 """Who else can write a file, or rename what lies in a folder."""
 
+import contextlib
 import os
 import stat
 from pathlib import Path
@@ -9,6 +10,8 @@ from slurmft.core.users import group_name, is_private_group, owner
 EVERYBODY = "everybody"
 """Who can rename what lies in a folder that all may write, without the sticky bit."""
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_LISTS = ("system.posix_acl_default", "system.posix_acl_access")
+"""Attributes with the access control lists of a folder."""
 
 
 def can_others_rename(folder: int) -> bool:
@@ -51,3 +54,18 @@ def _has_list(path: Path) -> bool:
         return "system.posix_acl_access" in os.listxattr(path)
     except OSError:  # the file system knows none
         return False
+
+
+def remove_lists(folder: int | Path) -> bool:
+    """Removes the access control lists of a new folder, which it has taken over from the one above;
+    returns whether there were any.
+
+    Where they are, the umask does not count: what is made there would be open to those whom they
+    name.
+    """
+    had_any = False
+    for name in _LISTS:
+        with contextlib.suppress(OSError):  # it has none, or the file system knows none
+            os.removexattr(folder, name)
+            had_any = True
+    return had_any

@@ -2595,9 +2595,9 @@ def cache_of_compiled_code(ada: User, eve: User) -> None:
 
 @attack(
     GROUP,
-    "has a default list on the folder of your runs, or above, by which they may write what is made "
-    "there",
-    "neither run directories nor the folders above them take it over",
+    "has a default list on the folder of your runs, or above, or on the disk to which your own "
+    "link `checkpoints` leads, by which they may write what is made there",
+    "neither run directories, the folders above them, nor checkpoints take it over",
 )
 def default_list(ada: User, eve: User) -> None:
     top = ada.own(ada.write(ada.home / "listed runs" / "x", "").parent)
@@ -2616,9 +2616,53 @@ def default_list(ada: User, eve: User) -> None:
     ada.python(code)
     made = [path for path in top.rglob("*") if path.name != "x"]
     assert len(made) == 8
+    disk = ada.own(ada.write(ada.home / "listed disk" / "x", "").parent)
+    let_write(disk, eve, "default")
+    # As a checkpoint: `checkpoints` may be a link of ada's to a larger disk.
+    code = (
+        "from pathlib import Path; from slurmft.core import files, permissions\n"
+        "permissions.settle(True)\n"
+        f"with files.new_folder(Path({str(disk)!r}, 'step-00000001')) as folder:\n"
+        "    files.write_text(folder / 'manifest.json', '{}')\n"
+    )
+    ada.python(code)
+    made += [path for path in disk.rglob("*") if path.name != "x"]
+    assert len(made) == 10
     for path in made:
         assert not path.stat().st_mode & 0o022
         assert not os.listxattr(path)
+
+
+@attack(
+    ANYBODY,
+    "makes the folder first in which Open MPI keeps its sessions, and puts a link to your home "
+    "into it, before it removes what is there",
+    "it keeps them in a folder of yours, of a random name",
+)
+def session_folder_of_open_mpi(ada: User, eve: User) -> None:
+    if shutil.which("mpirun.openmpi") is None:
+        pytest.skip("Open MPI is not installed")
+    planted = Path("/tmp", f"ompi.{os.uname().nodename}.{ada.uid}")
+    planted.mkdir()
+    try:
+        eve.own(planted).chmod(0o777)
+        code = (
+            "import os, subprocess; from slurmft.plugins.mpirun import launcher\n"
+            "mpirun = 'mpirun.openmpi'\n"
+            "with launcher.session_folders(mpirun, os.environ):\n"
+            "    base = os.environ['OMPI_MCA_orte_tmpdir_base']\n"
+            "    print(base, oct(os.stat(base).st_mode), flush=True)\n"
+            "    command = [mpirun, '-n', '1', 'printenv', 'PMIX_SERVER_TMPDIR']\n"
+            "    subprocess.run(command, check=True)\n"
+            "print(os.path.exists(base))"
+        )
+        (base, mode), (session,), (is_left,) = map(
+            str.split, ada.python(code).splitlines()
+        )
+        assert session.startswith(f"{base}/")
+        assert (mode, is_left) == ("0o40700", "False")
+    finally:
+        shutil.rmtree(planted)
 
 
 @attack(

@@ -7,11 +7,12 @@ MPI this way.
 import contextlib
 import os
 import re
+import secrets
 import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 
 from slurmft.cluster import local
@@ -106,6 +107,7 @@ class MpiRun(LocalNodes):
         os.environ.update(fabric_variables(command[0]))
         os.environ.update(starter_variables(config.job, os.environ))
         with (
+            session_folders(command[0], os.environ),
             secrets_file(run),
             open_to_append(run.logs / "mpirun.log") as log,
         ):
@@ -152,15 +154,50 @@ def secrets_file(run: RunDir) -> Iterator[None]:
     port first, and all users see the port, in the arguments of its proxies.
     """
     removal.sweep(run.path, rank.SECRETS_NAME)  # of launchers that were killed
-    secrets = {}
+    values = {}
     for name, value in os.environ.items():
         if holds_secret(name):
-            secrets[name] = value
-    write_json(rank.secrets_path(run), secrets, is_private=True)
+            values[name] = value
+    write_json(rank.secrets_path(run), values, is_private=True)
     try:
         yield
     finally:
         removal.sweep(run.path, rank.SECRETS_NAME)
+
+
+_SESSION_VARIABLES = ("OMPI_MCA_orte_tmpdir_base", "PRTE_MCA_prte_tmpdir_base")
+"""Where Open MPI makes its session folders: up to 4, and from 5 on."""
+
+
+@contextlib.contextmanager
+def session_folders(
+    program: str, environment: MutableMapping[str, str]
+) -> Iterator[None]:
+    """Lets Open MPI make its session folders, for the block, below one whose name nobody can guess.
+
+    By itself it takes /tmp/ompi.HOST.UID, whoever has made that, and in the end removes all that is
+    in it: also what a link leads to that its maker has put there. What the user has set stays.
+
+    Args:
+        program: mpirun; Intel's has no such folders.
+        environment: of mpirun.
+    """
+    is_set = any(name in environment for name in _SESSION_VARIABLES)
+    if is_set or Path(program).name in _PROGRAMS["intel"]:
+        yield
+        return
+    # Not TMPDIR: other hosts may have none of that name.
+    base = Path("/tmp", f"slurmft-openmpi-{os.geteuid()}-{secrets.token_hex(8)}")
+    base.mkdir(mode=0o700)
+    for name in _SESSION_VARIABLES:
+        environment[name] = str(base)
+    try:
+        yield
+    finally:
+        for name in _SESSION_VARIABLES:
+            del environment[name]
+        # What is left of an mpirun that was killed stays, as that does in any case.
+        removal.discard_empty(base)
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:

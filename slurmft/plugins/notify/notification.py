@@ -9,12 +9,13 @@ outside, whoever follows or waits for the run sends it.
 import contextlib
 import os
 import re
+import resource
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
@@ -39,6 +40,8 @@ URLS = Door(
 )
 SEND_S = 15
 """What sending may take, all in all."""
+_MOST_ANSWER_BYTES = 512 * 2**20
+"""Memory for what a service answers: an answer may have no end, and the job needs its memory."""
 _CLAIM = re.compile(r"\d+")
 """Names of claims: the numbers of messages."""
 LATER_S = 20
@@ -254,22 +257,41 @@ def send(run: RunDir, number: int) -> None:
     claim = descent.through(run.notifications) / str(number)
     if title_and_text is None or not _claim(claim):
         return
-    # The alarm ends what no time-out of apprise's or the command's covers.
-    signal.signal(signal.SIGALRM, _too_late)
-    signal.alarm(SEND_S)
-    try:
-        options = run.load_own_config().job.options_of(NotifyOptions)
-        _send(options, run, *title_and_text)
-        signal.alarm(0)
-        write_text(claim, "sent")
-    except Exception as error:  # of any library: the run must not know
-        signal.alarm(0)
+
+    def failed(error: Exception) -> None:
         removal.discard(claim, _CLAIM)  # somebody else may have more luck
         warn(run.records, redact(f"no notification was sent: {one_line(error)}"))
 
+    try:
+        options = run.load_own_config().job.options_of(NotifyOptions)
+        with _ending_in_time(failed):
+            _send(options, run, *title_and_text)
+        write_text(claim, "sent")
+    except Exception as error:  # of any library: the run must not know
+        failed(error)
 
-def _too_late(*_: object) -> None:
-    raise TimeoutError(f"it took longer than {SEND_S} s")
+
+@contextlib.contextmanager
+def _ending_in_time(too_late: Callable[[Exception], None]) -> Iterator[None]:
+    """Ends this process where the block takes too long, after a call of `too_late`.
+
+    An exception would not do: apprise takes any for a failure of one service and goes on with the
+    next, and its threads would keep the process until a service that answers without end has ended.
+    """
+
+    def end(*_: object) -> None:
+        too_late(TimeoutError(f"it took longer than {SEND_S} s"))
+        # The command of the user, too, which has a session of its own.
+        process.end_descendants()
+        os._exit(1)
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(SEND_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _claim(path: Path) -> bool:
@@ -305,11 +327,30 @@ def _send_by_apprise(url: str, title: str, text: str) -> str:
     """Sends a message to a URL; returns what went wrong, "" for nothing."""
     import apprise
 
-    service = apprise.Apprise()
-    if service.add(url) and service.notify(text, title):
-        return ""
+    # Where a redirect leads, nobody has named: it would get headers with secrets, and a GET, for
+    # which most of them ask, has no message.
+    asset = apprise.AppriseAsset(http_redirects=False)
+    service = apprise.Apprise(asset=asset)
+    with _little_memory():
+        if service.add(url) and service.notify(text, title):
+            return ""
     scheme, _, _ = url.partition("://")  # the rest may hold a secret
     return f"{scheme}:// did not take it"
+
+
+@contextlib.contextmanager
+def _little_memory() -> Iterator[None]:
+    """Limits the memory that this process can take in the block, beyond what it has."""
+    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most_bytes = process.data_bytes() + _MOST_ANSWER_BYTES
+    for limit in (before, hard):
+        if limit != resource.RLIM_INFINITY:
+            most_bytes = min(most_bytes, limit)
+    resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
 
 
 def _send_by_command(command: str, run: RunDir, title: str, text: str) -> str:
@@ -329,6 +370,8 @@ def _send_by_command(command: str, run: RunDir, title: str, text: str) -> str:
 
 def main(path: str, number: str, later_s: str) -> None:
     time.sleep(float(later_s))
+    # What the command of the user has started ends with it, where it takes too long.
+    process.adopt_orphans()
     run = RunDir.open(path)
     permissions.settle(run.join().job.share_with_group)
     send(run, int(number))

@@ -24,7 +24,7 @@ from slurmft.cli.commands import command_parser, load_command
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.hints import typed
 from slurmft.cli.parser import input_file, input_path
-from slurmft.core import removal, trusted
+from slurmft.core import permissions, removal, trusted
 from slurmft.core.credentials import redact
 from slurmft.core.decode import read
 from slurmft.core.errors import Exit, SlurmftError, UsageError
@@ -608,7 +608,7 @@ def _state_file(*names: str) -> Path:
     """Returns a file of the state that is kept here of what was done there; makes its folder."""
     top = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     path = Path(top, "slurmft", *names).expanduser()
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    permissions.make_folder(path.parent, share_with_group=False, exist_ok=True)
     return path
 
 

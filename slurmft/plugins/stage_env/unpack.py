@@ -36,7 +36,6 @@ OLD = ".old"
 """Suffix of folders that are being removed."""
 # How long an archive may wait for its node's task, which then removes it.
 _YOUNG_S = 1800
-_POLL_S = 0.2
 _LONGEST_ERROR = 300
 ARCHIVE = Door(
     "a packed environment",
@@ -172,15 +171,15 @@ def _extract(
     folder.mkdir(mode=0o700, exist_ok=True)  # it stays closed to others
     command = ["tar", "-C", str(folder), "--no-overwrite-dir", "-xf", "-"]
     with process.start(command, stdin=content, stderr=subprocess.PIPE) as tar:
-        while not is_stopped() and tar.poll() is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                tar.wait(_POLL_S)
-        if is_stopped():
+        try:
+            # On a disk that others have filled, tar complains of each file: more than a pipe holds.
+            _, output = process.read_bounded(tar, 0, is_stopping=is_stopped)
+        finally:
+            # Without effect where it has ended.
             tar.kill()
+        if is_stopped():
             raise StageError("the job is to stop")
-        assert tar.stderr is not None
-        output = tar.stderr.read().decode(errors="replace")
-        problem = output.strip()
+        problem = output.decode(errors="replace").strip()
     if tar.returncode:
         # Its last lines say why it ended; those before may be of each file.
         end_of_problem = problem[-_LONGEST_ERROR:]

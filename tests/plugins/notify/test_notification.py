@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,7 +21,8 @@ from slurmft.plugins.notify import notification
 from slurmft.plugins.notify.options import NotifyOptions
 from slurmft.runs.rundir import RunDir
 from tests.conftest import Done, assert_two_lines, records, slurmft
-from tests.support import until
+from tests.support import PATIENCE_S, until
+from tests.support.made_runs import write_run
 from tests.support.own_programs import write
 
 pytestmark = pytest.mark.processes
@@ -43,15 +48,22 @@ class Server:
     def __init__(self) -> None:
         self.got: list[dict[str, Any]] = []
         self.status, self.pause_s = 200, 0.0
+        self.answer: Iterable[bytes] = ()
+        self.block_pause_s = 0.0
         server = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 time.sleep(server.pause_s)
-                self.send_response(server.status)
-                self.end_headers()
                 server.got.append(json.loads(body))
+                self.send_response(server.status)
+                self.send_header("Location", f"{self.path}/elsewhere")
+                self.end_headers()
+                with suppress(OSError):  # who reads it may end
+                    for block in server.answer:
+                        self.wfile.write(block)
+                        time.sleep(server.block_pause_s)
 
             def log_message(self, format: str, *_: object) -> None:
                 pass
@@ -159,6 +171,45 @@ def test_no_run_suffers(
     warnings = records(done.run, "warning")
     assert warnings[-1]["text"].startswith("no notification was sent: ")
     assert not any(SECRET in text for text in texts(done.run))
+
+
+@pytest.mark.extra("notify")
+def test_answer_without_end(server: Server, tmp_path: Path) -> None:
+    """The process that sends ends, whatever the services do: nobody waits for it on a login
+    node."""
+    server.answer = itertools.repeat(b"x")
+    server.block_pause_s = 0.1
+    urls = tmp_path / "urls"
+    urls.write_text(f"{server.url}\n{server.url}\n")
+    urls.chmod(0o600)
+    made = write_run(tmp_path / "run")
+    # Not before: each change of its state would send a message.
+    config = json.loads(made.config.read_text())
+    config["job"]["notify"] = [f"file:{urls}"]
+    made.config.write_text(json.dumps(config))
+    number = len(made.history()) - 1
+    module = "slurmft.plugins.notify.notification"
+    # apprise before: to import it takes some of the time.
+    code = f"import apprise, {module} as module; module.SEND_S = 2; "
+    code += f"module.main({str(made.path)!r}, '{number}', '0')"
+    subprocess.run([sys.executable, "-c", code], timeout=PATIENCE_S / 2)
+    (warning,) = records(made, "warning")
+    assert warning["text"] == "no notification was sent: it took longer than 2 s"
+    assert not made.notifications.exists() or not list(made.notifications.iterdir())
+
+
+def test_what_a_service_answers_is_neither_followed_nor_kept(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notification, "_MOST_ANSWER_BYTES", 64 * 2**20)
+    refused = "json:// did not take it"
+    assert notification._send_by_apprise(server.url, "title", "text") == ""
+    server.status = 307
+    assert notification._send_by_apprise(server.url, "title", "text") == refused
+    assert len(server.got) == 2
+    server.status = 200
+    server.answer = itertools.repeat(b"x" * 2**20, 256)
+    assert notification._send_by_apprise(server.url, "title", "text") == refused
 
 
 def test_mistakes(tmp_path: Path, where: str) -> None:

@@ -34,7 +34,7 @@ from slurmft.programs.node_environment import command_in
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from tests.conftest import HOSTILE, Done, assert_two_lines, slurmft
-from tests.support import CHECKOUT
+from tests.support import CHECKOUT, PATIENCE_S
 from tests.support.cluster import Cluster
 
 
@@ -149,6 +149,29 @@ def test_node_falls_back_to_the_shared_environment(
     assert "warning: --stage-env: " in capsys.readouterr().err
     assert not archive.exists()
     assert folder.exists() == (fault == "taken")  # what is not ours stays
+
+
+def test_tar_may_complain_of_each_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any user of the node may have filled its disk."""
+    tar = tmp_path / "tar"
+    tar.write_text("#!/bin/sh\nyes 'tar: x: Cannot open' | head -n 20000 >&2\nexit 2\n")
+    tar.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    archive = tmp_path / "a.tar"
+    archive.touch()
+    give_up_at = time.monotonic() + PATIENCE_S / 10
+    with (
+        open(archive, "rb") as content,
+        pytest.raises(StageError, match=r"cannot be unpacked:\s+tar: x: Cannot open"),
+    ):
+        unpack._extract(
+            content,
+            archive,
+            tmp_path / "made",
+            lambda: time.monotonic() > give_up_at,
+        )
 
 
 @pytest.fixture(scope="session")
