@@ -970,6 +970,8 @@ _RESERVED = {
     "open-mode": _LEAVE_OUT,
     # Tasks of an array have ids of another form.
     "array": "slurmft study run makes arrays",
+    # A job that Slurm keeps though its first node has died needs another one that looks for that.
+    "no-kill": "give --spare-nodes N, or --nodes MIN-MAX: both keep a job whose node has died",
     "requeue": "give --requeue",
     "no-requeue": "give --no-requeue",
     "signal": "give --stop-lead-s",

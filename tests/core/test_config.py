@@ -167,6 +167,7 @@ def test_train_values_that_cannot_be_right(
         ({"sbatch": ("output=x",)}, "slurmft sets output itself"),
         ({"sbatch": ("outp=x",)}, "slurmft sets output itself"),
         ({"sbatch": ("clusters=x",)}, "relies on it"),
+        ({"sbatch": ("no-kill",)}, "slurmft sets no-kill itself"),
         ({"runs_dir": "/runs/%j"}, "holds '%j', which Slurm replaces"),
         ({"runs_dir": "/runs/a\\b"}, "which Slurm replaces"),
         ({"stage_dir": "tmp"}, "--stage-dir tmp must be an absolute path"),
