@@ -10,6 +10,7 @@ Losses are compared with those of an undisturbed run on four nodes: fp32, no dro
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -24,6 +25,7 @@ from harness import load, parser, save
 from slurmft.runs.rundir import RunDir
 from tests.conftest import Following, records, slurmft
 from tests.slurm.commands import assert_nodes_are_clean
+from tests.support import control_group
 from tests.support.cluster import Cluster
 from tests.support.faults import hosts_of, steps_lost
 from tests.support.models import write_reviews
@@ -170,13 +172,17 @@ class Trial:
     def row(self, fault: Fault) -> dict[str, Any]:
         if fault.nodes_free is not None:
             self.take_a_node()
-        job = self.start(
-            fault.name.replace(" ", "-"), fault.flags, fault.options, fault.most_rows
-        )
-        if fault.harm is not None:
-            job.at_step(60)
-            fault.harm(self, job)
-        self.end(job)
+        with self.memory_of_a_node(fault.node_mib):
+            job = self.start(
+                fault.name.replace(" ", "-"),
+                fault.flags,
+                fault.options,
+                fault.most_rows,
+            )
+            if fault.harm is not None:
+                job.at_step(60)
+                fault.harm(self, job)
+            self.end(job)
         if fault.restores:
             self.restore()
         status = slurmft("status", str(job.run.path), "--json", env=self.cluster.env)
@@ -197,6 +203,15 @@ class Trial:
         }
 
     # --- harm -------------------------------------------------------------------------------------
+
+    def memory_of_a_node(
+        self, mib: int | None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Limits what all processes on the third node have; None: to nothing less."""
+        if mib is None:
+            return contextlib.nullcontext()
+        slurmd = self.cluster.slurmd(self.cluster.hosts[2])
+        return control_group.holding(slurmd, mib << 20)
 
     def kill_a_node(self, job: Following) -> None:
         self.dead_host = hosts_of(self.cluster, job)[2]
@@ -245,6 +260,8 @@ class Fault:
     restores: bool = False
     """A node is to be started again at the end."""
     nodes_free: int | None = None
+    node_mib: int | None = None
+    """Memory of the third node."""
     for_attaching: bool = True
 
 
@@ -257,6 +274,12 @@ FAULTS = (
     Fault(
         name="memory too small on one rank of four",
         options=("train_rows=3", "rank=2", "after=30"),
+        for_attaching=False,
+    ),
+    Fault(
+        name="memory of a host too small",
+        options=("row_mib=80", "rank=2", "after=30"),
+        node_mib=1024,
         for_attaching=False,
     ),
     Fault(

@@ -295,6 +295,16 @@ class Job:
         self._heart.beat(self._step, phase)
         self._record_phase(phase)
 
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Says that the ranks save in the block, which may take longer than a step. Then they go on
+        with what they did: a hang in the next step is found as soon as in any other."""
+        before = self._heart.phase
+        self.alive("save")
+        yield
+        # Not recorded: the record of a checkpoint ends a save.
+        self._heart.beat(self._step, before)
+
     def _record_phase(self, phase: str) -> None:
         """Records that a phase begins, if it is another one: a step costs a comparison."""
         if phase != self._phase and phase in _PHASES:

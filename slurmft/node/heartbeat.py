@@ -108,7 +108,8 @@ class Heart:
         self._last_beat = time.monotonic()
         self.slowest_s = 0.0
         self._steps_s: deque[float] = deque(maxlen=_LAST_STEPS)
-        self._phase = phase
+        self.phase = phase
+        """What the last beat has begun."""
         if path is not None:
             with open(path, "w+b") as file:
                 file.truncate(_LAYOUT.size)
@@ -120,14 +121,14 @@ class Heart:
         now = time.monotonic()
         pause_s = now - self._last_beat
         # A pause counts for the phase before it: a start says nothing about steps.
-        if self._phase not in _PATIENCE:
+        if self.phase not in _PATIENCE:
             self.slowest_s = max(self.slowest_s, pause_s)
         # Between two beats of training there is one step, or several that a device has done
         # meanwhile, and nothing else.
-        if phase == self._phase == _STEP:
+        if phase == self.phase == _STEP:
             self._steps_s.append(pause_s)
         self._last_beat = now
-        self._phase = phase
+        self.phase = phase
         if self._map is None:
             return
         slowest_step_s = 0.0

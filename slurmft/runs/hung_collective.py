@@ -193,6 +193,9 @@ class _CallsOfRanks:
         absent = []
         silent = []
         for rank in sorted(members - calls.keys()):
+            # It has come, and lost another one since, which was killed because it hung.
+            if rank in self._all_calls[group][number]:
+                continue
             known = self.known.get(rank)
             if known is None:
                 silent.append(rank)
@@ -240,7 +243,8 @@ class _CallsOfRanks:
             return wait.absent, text + self.places(self.by_place(wait.absent))
         if wait.silent:
             text = f"{waited} in {call}; {self._silence(wait.silent)}"
-            return wait.silent, text
+            # A busy machine may keep others from an answer.
+            return self._in_state(wait.silent, *_STOPPED) or wait.silent, text
         return sorted(wait.calls), f"{waited} in {call}; no rank is known to be missing"
 
     def by_place(self, ranks: Iterable[int] | None = None) -> dict[str, list[int]]:
@@ -270,18 +274,29 @@ class _CallsOfRanks:
         return f"; {some(places, 3, '; ')}"
 
     def _silence(self, ranks: list[int]) -> str:
-        states = {
-            rank: self._ranks[rank].process for rank in ranks if rank in self._ranks
-        }
-        verb = _verb(ranks, "is", "are")
-        if len(states) == len(ranks) and set(states.values()) <= set(_STOPPED):
-            return f"{self.names(ranks)} {verb} stopped"
-        ended = [rank for rank, state in states.items() if state == ENDED]
+        """Returns in words why ranks do not answer; that of those that are stopped comes first."""
+        stopped = self._in_state(ranks, *_STOPPED)
+        ended = self._in_state(ranks, ENDED)
+        others = [rank for rank in ranks if rank not in (*stopped, *ended)]
+        parts = []
+        if stopped:
+            verb = _verb(stopped, "is", "are")
+            parts.append(f"{self.names(stopped)} {verb} stopped")
         if ended:
             verb = _verb(ended, "has", "have")
-            return f"{self.names(ended)} {verb} ended, without an error"
-        verb = _verb(ranks, "does", "do")
-        return f"{self.names(ranks)} {verb} not answer"
+            parts.append(f"{self.names(ended)} {verb} ended, without an error")
+        if others:
+            verb = _verb(others, "does", "do")
+            parts.append(f"{self.names(others)} {verb} not answer")
+        return ", ".join(parts)
+
+    def _in_state(self, ranks: list[int], *states: str) -> list[int]:
+        """Returns those of the ranks whose process is in one of these states."""
+        found = []
+        for rank in ranks:
+            if rank in self._ranks and self._ranks[rank].process in states:
+                found.append(rank)
+        return found
 
     def call(self, rank: int, call: Call) -> str:
         """Returns a call in words: all-reduce 1,204 of 22.0 MiB (backward, step 310)"""

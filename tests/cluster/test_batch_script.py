@@ -42,6 +42,7 @@ esac
 """
 SRUN = """#!/bin/bash
 echo srun >>"$STATE/calls"
+[ -n "$SAYS" ] && echo "$SAYS" >&2
 [ -n "$BREAK" ] && printf '\\n\\n\\n\\n\\n' >"$STATE/broken"
 [ -n "$WAIT" ] && while [ ! -e "$STATE/go" ]; do /bin/sleep 0.05; done
 exit "${CODE-0}"
@@ -119,6 +120,22 @@ def test_tasks_leave_their_code_and_an_end_that_is_killed_is_called_again(
     assert script.calls == ["begin", "srun", *(2 * ["end", "ended 3"])]
     ended = (tmp_path / "run" / "ended.json").read_text()
     assert json.loads(ended) == {"attempt": 2, "code": 3}
+
+
+@pytest.mark.parametrize(("says_before", "says", "code"), [
+    ("", srun_log.GAVE_UP, 143), (srun_log.GAVE_UP, "", 0), ("", "srun: warning: x", 0),
+])  # fmt: skip
+def test_srun_that_gives_up_tasks_says_so_by_no_code(
+    tmp_path: Path, says_before: str, says: str, code: int
+) -> None:
+    script = Script(tmp_path)
+    log = srun_log.path(tmp_path / "run" / "submitit", "7")
+    log.parent.mkdir(parents=True)
+    log.write_text(f"attempt 1\n{says_before}\n")
+    assert script.run(SAYS=says, SLURMFT_ATTEMPT="2")[0] == code
+    assert script.calls == ["begin", "srun", "end", f"ended {code}"]
+    ended = (tmp_path / "run" / "ended.json").read_text()
+    assert json.loads(ended) == {"attempt": 2, "code": code}
 
 
 def test_end_is_not_killed_by_a_stop(tmp_path: Path) -> None:

@@ -121,6 +121,21 @@ def test_a_stopped_rank_is_not_said_to_be_absent(tmp_path: Path) -> None:
     assert text(tmp_path, waiting(0), gone, waiting(2), waiting(3)).endswith(
         "rank 1 on n1 does not answer"
     )
+    # A busy machine keeps others from an answer: the one that is stopped is to be looked at.
+    both = (waiting(0), gone, waiting(2), of_rank(3, process="T", calls=None))
+    failure = hung_collective.hang(RunDir(tmp_path), both)
+    assert failure is not None
+    assert failure.message.endswith(
+        "; rank 3 on n2 is stopped, rank 1 on n1 does not answer"
+    )
+    assert failure.where == "node n2"
+    assert str(failure.hint).endswith("stacks-rank-003.txt")
+    # The first node to be done kills its ranks: those of others lose them, and were there before.
+    lost = of_rank(1, call(1203), call(1204, waits=True), lost_peer=True)
+    stopped = of_rank(3, process="T", calls=None)
+    assert text(tmp_path, waiting(0), lost, waiting(2), stopped).endswith(
+        "(backward, step 310); rank 3 on n2 is stopped"
+    )
     # A node that left no file.
     assert text(tmp_path, waiting(0), waiting(2), waiting(3)).endswith(
         "rank 1 does not answer"

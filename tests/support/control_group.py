@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,8 @@ _PLACES = (
     (Path("/sys/fs/cgroup"), "memory.max"),
 )
 """Of version 1 and of version 2: the folder of groups, and the file of the limit."""
+_MEMBERS = "cgroup.procs"
+"""The file of a group that takes a process into it."""
 
 
 @contextlib.contextmanager
@@ -24,6 +26,25 @@ def limited(memory_bytes: int) -> Iterator[list[str]]:
     Yields:
         The command before that of a process that is to be in the group.
     """
+    with _group(memory_bytes) as group:
+        enter = f'echo $$ > {group}/{_MEMBERS} && exec "$@"'
+        yield ["sh", "-c", enter, "sh"]
+
+
+@contextlib.contextmanager
+def holding(pids: Iterable[int], memory_bytes: int) -> Iterator[None]:
+    """Puts processes, and all that they start, into a group for the block."""
+    with _group(memory_bytes) as group:
+        _move(pids, group)
+        try:
+            yield
+        finally:
+            left = (group / _MEMBERS).read_text().split()
+            _move(map(int, left), group.parent)
+
+
+@contextlib.contextmanager
+def _group(memory_bytes: int) -> Iterator[Path]:
     for top, limit in _PLACES:
         group = top / f"slurmft-test-{os.getpid()}"
         try:
@@ -33,13 +54,18 @@ def limited(memory_bytes: int) -> Iterator[list[str]]:
             if group.exists():
                 group.rmdir()
             continue
-        enter = f'echo $$ > {group}/cgroup.procs && exec "$@"'
         try:
-            yield ["sh", "-c", enter, "sh"]
+            yield group
         finally:
             _remove(group)
         return
     pytest.skip("no control group with a limit on memory can be made here")
+
+
+def _move(pids: Iterable[int], group: Path) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            (group / _MEMBERS).write_text(str(pid))
 
 
 def _remove(group: Path) -> None:

@@ -16,7 +16,7 @@ class Small(Stars):
         evaluate_rows: int = 99
         rank: int = -1  # the one that has so little memory; -1: all
         after: int = 0  # batches that fit, whatever their size
-        row_mib: int = 0  # memory that each row takes
+        row_mib: int = 0  # memory of the host that each row takes
         saves: int = 0  # 1: the first save of the model does not fit
 
     batches = 0
@@ -46,9 +46,10 @@ class Small(Stars):
         limit = self.options.evaluate_rows
         if torch.is_grad_enabled():
             limit = self.options.train_rows
-        self.held = bytearray(self.options.row_mib * len(batch.targets["labels"]) << 20)
         is_small = self.options.rank in (-1, int(os.environ["RANK"]))
         is_due = self.batches > self.options.after
+        if is_small and is_due:
+            self.held = bytearray(self.options.row_mib * len(batch.targets["labels"]) << 20)
         if is_small and is_due and len(batch.targets["labels"]) > limit:
             if not torch.is_grad_enabled():
                 torch.empty(2**50)  # more than the kernel gives to any process

@@ -18,6 +18,7 @@ from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.job import Job
 from slurmft.job.checkpoints import verify
+from slurmft.node import heartbeat
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
@@ -275,3 +276,26 @@ def test_best_evaluation_that_cannot_be_read_is_left_alone(run: RunDir) -> None:
     assert warnings_of(run) == [
         "the model is the last one, not the best: it could not be saved"
     ]
+
+
+@pytest.mark.parametrize("phase", ["train", "evaluate"])
+def test_after_a_save_ranks_do_what_they_did_before(run: RunDir, phase: str) -> None:
+    """Else a hang in the step that follows would be found six times later, and called a save."""
+    path = run.path / "beat"
+    job = Job(run, heart=heartbeat.Heart(path))
+    job.step(7)
+    job.alive(phase)
+    phases = []
+
+    def note_phase(*_: object) -> None:
+        beat = heartbeat.read(path)
+        assert beat is not None
+        phases.append(beat.phase)
+
+    position = State(values={"step": 7, "phase": phase})
+    parts: Any = {"position": SimpleNamespace(state=lambda: position)}
+    saver: Any = SimpleNamespace(wait=lambda: None, start=note_phase)
+    setup: Any = SimpleNamespace(job=job, world=SimpleNamespace(is_main=False))
+    Checkpointing(setup, saver, parts).save()
+    note_phase()
+    assert phases == ["save", phase]

@@ -3,11 +3,12 @@ which a submission need not import."""
 
 import re
 import shlex
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurmft.cluster import container
-from slurmft.cluster.slurm import commands
+from slurmft.cluster.slurm import commands, srun_log
 from slurmft.cluster.slurm.sbatch_options import all_options, directives
 from slurmft.core import hooks, interpreter, permissions
 from slurmft.core.config import RunConfig
@@ -85,6 +86,8 @@ def inside_text(
             "broken": str(_BROKEN),
             "again": str(commands.AGAIN),
             "stopped": str(int(Exit.STOPPED)),
+            "gave_up": shlex.quote(f"^{srun_log.GAVE_UP}"),
+            "killed": str(128 + signal.SIGTERM),
         },
     )
     return "\n".join(["#!/bin/bash", *options, "", lines])

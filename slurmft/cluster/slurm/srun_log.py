@@ -15,6 +15,9 @@ from slurmft.core.text import numbers
 _TASK = re.compile(r"srun: error: (\S+): tasks? ([\d,\[\]-]+): (.+)")
 _ABORTED = ("srun: Job step aborted", "srun: forcing job termination")
 """How srun begins to end its tasks because it was told to: by a signal to it, or by Slurm."""
+GAVE_UP = "srun: error: Timed out waiting for job step to complete"
+"""What srun says where tasks have not ended after all signals, as at the time limit. It may end
+with 0 then, as if they had ended well."""
 _NODE_FAILED = re.compile(r"^srun: error: Node failure on (\S+)", re.MULTILINE)
 _OUT_OF_MEMORY = ("Out Of Memory", "oom_kill event", "oom-kill event")
 _RAN_OUT = "out of memory"

@@ -57,11 +57,12 @@ class Checkpointing:
 
     def save(self, is_best: bool = False) -> None:
         """Copies the state to memory; writing it is the background's work."""
-        began = time.monotonic()
-        checkpoint = self._take(is_best)
-        self._saver.start(checkpoint, is_best)
-        copy_s = time.monotonic() - began
-        self._record(checkpoint, copy_s=copy_s)
+        with self._job.saving():
+            began = time.monotonic()
+            checkpoint = self._take(is_best)
+            self._saver.start(checkpoint, is_best)
+            copy_s = time.monotonic() - began
+            self._record(checkpoint, copy_s=copy_s)
 
     def _record(self, checkpoint: Checkpoint, **seconds: float) -> None:
         name = checkpoint.name
@@ -72,6 +73,7 @@ class Checkpointing:
         """Saves the state that all ranks stopped in, after the same step."""
         # The kill may come lead_s after the signal: half of that is left for the steps before.
         patience_s = self._job.config.job.lead_s / 2
+        self._job.alive("save")
         checkpoint = self._take()
         if self._saver.save(checkpoint, patience_s):
             self._record(checkpoint)
@@ -106,8 +108,6 @@ class Checkpointing:
 
     def _take(self, is_best: bool = False) -> Checkpoint:
         """Returns the state of all parts, in memory: on the main rank; on others their shares."""
-        # a step may now take longer than the watchdog would allow
-        self._job.alive("save")
         self._saver.wait()  # one copy in memory at a time
         states = {name: part.state() for name, part in self._parts.items()}
         position = states["position"].values

@@ -376,9 +376,10 @@ class Cluster(system.LoginHost):
 
     def kill_slurmd(self, host: str) -> None:
         """Kills the node's slurmd alone, as a crash would; its jobs run on."""
-        system.kill_until_gone(lambda: self._slurmd(host))
+        system.kill_until_gone(lambda: self.slurmd(host))
 
-    def _slurmd(self, host: str) -> set[int]:
+    def slurmd(self, host: str) -> set[int]:
+        """Returns the processes of the node's slurmd: all of a job there descend from them."""
         here = system.inside([network.namespace(self._host(host))])
         return {pid for pid in here if system.argv_of(pid)[:1] == ["slurmd"]}
 
@@ -395,7 +396,7 @@ class Cluster(system.LoginHost):
         register by itself, as an administrator would.
         """
         network.set_link(self._host(host), up)
-        for pid in self._slurmd(host) if up else ():
+        for pid in self.slurmd(host) if up else ():
             os.kill(pid, signal.SIGHUP)
 
     @contextlib.contextmanager
