@@ -39,6 +39,8 @@ for _name in list(os.environ):
 # No test reaches a Slurm of this machine: its commands fail at once. The test cluster names its own
 # configuration.
 os.environ["SLURM_CONF"] = os.devnull
+# torch's threads that wait for work leave the cores to other workers.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 _start_process: Any = subprocess.Popen.__init__
 
 
@@ -144,6 +146,15 @@ def pytest_runtest_makereport(
 
 def _place(file: Path) -> int:
     return LONG_FILES.index(file.name) if file.name in LONG_FILES else len(LONG_FILES)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Two workers a core, as tests wait for half of their time; a worker and what it starts take up
+    to 2 GiB. The longest files keep eight busy to the end, and not more."""
+    cores = len(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(2 * cores, memory // 2**31, 8))
 
 
 @pytest.hookimpl(optionalhook=True)

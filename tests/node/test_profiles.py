@@ -24,6 +24,7 @@ from slurmft.node.preparation import training_environment
 from slurmft.node.profiles import Profile, bind_rank, choose
 from slurmft.node.rendezvous import Rendezvous
 from tests.conftest import Done, assert_two_lines, records, slurmft
+from tests.support import prepared
 from tests.support.ccl import BINDING, SETVARS, stand_in, torch_version
 from tests.support.cluster import Cluster
 
@@ -96,6 +97,17 @@ def test_a_lost_answer_of_dns_holds_nobody_up_for_5_s(
     assert settings(chosen)["RES_OPTIONS"] == "timeout:1 attempts:5"
     users = {"RES_OPTIONS": "timeout:3"}
     assert "RES_OPTIONS" not in profiles.merge(chosen.settings(), users)
+
+
+@pytest.mark.parametrize("profile", ["cpu", "xeon"])
+def test_tests_fork_what_a_node_starts(profile: str, tmp_path: Path) -> None:
+    """A variable that libraries read at their import would have each torchrun import them anew."""
+    chosen = choose(node(tmp_path), JobConfig(profile=profile))
+    hosts = ("n1", "n2")
+    rendezvous = Rendezvous(hosts=hosts, node_rank=0, port=1, check_port=2, id="1")
+    variables = training_environment(chosen, rendezvous, {})
+    assert profiles.USE_CPU in variables
+    assert prepared.read_at_import(variables) == {}
 
 
 def test_rank_that_mpi_has_bound(tmp_path: Path) -> None:

@@ -53,8 +53,8 @@ READ_AT_IMPORT = (
 )
 """Variables that libraries have read when a command's environment comes."""
 
-READ_WHEN_USED = ("HF_TOKEN",)
-"""But for these."""
+READ_WHEN_USED = ("HF_TOKEN", "ACCELERATE_USE_CPU")
+"""But for these. Each node's task sets the second for torchrun."""
 
 _STORES = (
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
@@ -265,7 +265,7 @@ def _fork_or_execute(execute: Any) -> Any:
         command = given["args"]
         env = dict(os.environ if given["env"] is None else given["env"])
         # What libraries read at their import has been read here.
-        is_as_here = _read_at_import(env) == _told
+        is_as_here = read_at_import(env) == _told
         if given["shell"] or not _is_ours(command) or not is_as_here:
             execute(popen, *rest)
             return
@@ -373,13 +373,14 @@ def _write_command_line(argv: list[str]) -> None:
     )
 
 
-def _read_at_import(variables: Mapping[str, str]) -> dict[str, str]:
+def read_at_import(variables: Mapping[str, str]) -> dict[str, str]:
+    """Those of the variables that libraries read when they are imported."""
     found = {k: v for k, v in variables.items() if k.startswith(READ_AT_IMPORT)}
     return {k: v for k, v in found.items() if k not in READ_WHEN_USED}
 
 
 def _take_environment(env: dict[str, str]) -> None:
-    told = _read_at_import(env)
+    told = read_at_import(env)
     if told != _told:
         raise RuntimeError(
             f"variables that libraries read at their import are not as they were then: {told}, "
@@ -407,7 +408,7 @@ def _start_threads(number: int) -> None:
 _server_pids: list[int] = []
 _path = list(sys.path)
 _stores: dict[str, Any] = {}
-_told = _read_at_import(os.environ)
+_told = read_at_import(os.environ)
 
 
 def _run(command: list[str]) -> int:
