@@ -1,6 +1,6 @@
-"""Lists the runs in a folder. It shows their state, by their own records and by Slurm's, data,
-model, progress, speed and metrics, or why they failed. A narrow terminal gets fewer columns, --json
-gets all.
+"""Lists the runs in a folder. It shows state, data, model, progress, speed and metrics, or why they
+failed. Their own records and Slurm say in which state they are. A narrow terminal gets fewer
+columns, --json gets all.
 
 examples:
   slurmft list                              newest last

@@ -15,11 +15,12 @@ from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.follow import show_outcome
 from slurmft.cli.parser import Parser, count, whole
 from slurmft.cluster.wait import JobWatch
-from slurmft.core.errors import Exit
+from slurmft.core.errors import Exit, UsageError
 from slurmft.core.interruption import exit_code
 from slurmft.core.run_files import FINAL_STATES
+from slurmft.core.text import some
 from slurmft.runs.log_text import FirstFailure, LogLine, LogText
-from slurmft.runs.logfiles import Choice
+from slurmft.runs.logfiles import Choice, Logs
 from slurmft.runs.rundir import RunDir
 
 ELSEWHERE = Elsewhere.PLAIN
@@ -52,12 +53,27 @@ def main(argv: list[str]) -> int:
         if arguments.follow and run.get_state().state not in FINAL_STATES:
             return _follow(run, text)
         _print(text.until_now())
+        # Nothing would look like the logs of a rank that printed nothing.
+        is_silent = not text.has_lines and arguments.tail != 0
+        if is_silent and not arguments.follow:
+            _tell_of_nothing(run, choice)
     except KeyboardInterrupt as interrupt:
         return exit_code(interrupt)
     # The job had ended before: a script gets its exit code all the same.
     if arguments.follow:
         return run.get_state().exit_code or Exit.OK
     return Exit.OK
+
+
+def _tell_of_nothing(run: RunDir, choice: Choice) -> None:
+    """Raises UsageError where no line fits the choice, but others are there."""
+    labels = Logs(run, Choice()).labels()
+    if not labels or choice == Choice():
+        print("the run has logged nothing yet", file=sys.stderr)
+        return
+    raise UsageError(
+        f"no line of the logs is from {choice}", f"there are logs of {some(labels)}"
+    )
 
 
 def _follow(run: RunDir, text: LogText) -> int:

@@ -1,5 +1,5 @@
-"""Shows one run in full, and what to type next. This is its state and the reason, settings, hosts,
-progress, speed, metrics, checkpoints, history, warnings and failures.
+"""Shows one run in full, and what to type next. It shows the state and the reason for it, settings,
+hosts, progress, speed, metrics, checkpoints, history, warnings and failures.
 
 examples:
   slurmft status                           the newest of your runs

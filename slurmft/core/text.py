@@ -80,10 +80,10 @@ def shown_parts(text: str, width: int = 60) -> str:
     first, *others = text.split("  ")
     line = shown(first, width)
     for part in others:
-        longer = f"{line} {part}"
-        if len(longer) > width:
-            dots = f"{line} ..."
-            if len(dots) <= width:
+        longer = f"{line}  {part}"
+        if width_of(longer) > width:
+            dots = f"{line}  ..."
+            if width_of(dots) <= width:
                 line = dots
             break
         line = longer

@@ -56,6 +56,8 @@ class LogText:
         self._host_width = self._logs.host_width()
         self._label_width = len("rank 0")
         self._day = ""
+        self.has_lines = False
+        """Whether any line of the logs was returned."""
 
     @property
     def left_out(self) -> int:
@@ -122,6 +124,7 @@ class LogText:
 
     def _written(self, lines: Iterable[Line]) -> Iterator[str]:
         for line in lines:
+            self.has_lines = True
             if self._json:
                 yield f"{_as_json(line)}\n"
             else:

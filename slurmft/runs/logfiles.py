@@ -66,6 +66,14 @@ class Choice:
     """Host, or number of a node."""
     attempt: int | None = None
 
+    def __str__(self) -> str:
+        flags = [f"--rank {rank}" for rank in self.ranks]
+        if self.node:
+            flags.append(f"--node {self.node}")
+        if self.attempt is not None:
+            flags.append(f"--attempt {self.attempt}")
+        return " ".join(flags)
+
     def has_file(self, place: "_Place") -> bool:
         labels = [f"rank {rank}" for rank in self.ranks]
         if self.ranks and place.label not in labels:
@@ -111,6 +119,10 @@ class Logs:
         """Returns the width of the widest host name."""
         hosts = [file.place.host for file in self._files.values()]
         return max(map(len, hosts), default=0)
+
+    def labels(self) -> list[str]:
+        """Returns who writes the files: rank 0, node 0, ..."""
+        return [file.place.label for file in self._files.values()]
 
     def _look_for_files(self) -> None:
         """Adds the files that are new: ranks first, then nodes, then the job's."""

@@ -17,6 +17,7 @@ from slurmft.core.files import write_json
 from slurmft.core.run_files import Failure
 from slurmft.plugins.examine import checks
 from slurmft.runs.rundir import RunDir
+from slurmft.show.progress import metrics_words
 from tests.support.made_runs import write_run
 from tests.support.terminal import Terminal
 
@@ -85,10 +86,12 @@ def test_metrics_of_a_list_are_whole(
     head, line = capsys.readouterr().out.splitlines()
     assert len(line) <= columns
     # Dots stand for those that have no room.
-    result = line[head.index("result") :].removesuffix(" ...")
-    whole = "accuracy 0.5000 f1_macro 0.3333 loss 0.6932"
+    result = line[head.index("result") :].removesuffix("  ...")
+    # As in `status`, `follow` and the README.
+    whole = metrics_words(metrics)
+    assert whole == "accuracy 0.5000  f1_macro 0.3333  loss 0.6932"
     assert result.startswith("accuracy 0.5000")
-    assert whole.startswith(f"{result} ") or whole == result
+    assert whole.startswith(f"{result}  ") or whole == result
 
 
 @pytest.mark.parametrize("columns", [60, 80])

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from slurmft import Run
+from slurmft.cli import logs
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.files import write_json
 from slurmft.core.run_files import Failure
@@ -177,6 +178,23 @@ def test_merged_in_time_order(tmp_path: Path) -> None:
         "attempt": None,
         "text": "a",
     }
+
+
+def test_a_choice_that_no_line_fits_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A program of one's own records no ranks: its logs say which there are."""
+    run = write_run(tmp_path / "run", nodes=2)
+    assert logs.main([str(run.path), "--rank", "1"]) == 0
+    assert capsys.readouterr().err == "the run has logged nothing yet\n"
+    put(run.rank_log(0), (T, "rank 0 on n1, attempt 1, pid 7"))
+    for flag, value in (("--rank", "1"), ("--node", "n7"), ("--node", "2")):
+        text = f"no line of the logs is from {flag} {value}"
+        with pytest.raises(UsageError, match=text) as error:
+            logs.main([str(run.path), flag, value])
+        assert error.value.hint == "there are logs of rank 0"
+    assert logs.main([str(run.path), "--tail", "0"]) == 0
+    assert capsys.readouterr().out == ""
 
 
 def test_tracebacks_stay_together(tmp_path: Path) -> None:

@@ -998,6 +998,24 @@ def test_a_folder_above_that_of_the_data(tmp_path: Path) -> None:
     assert error.value.hint == f"mails/ has one: give '{folder}'"
 
 
+def test_a_folder_of_one_file_under_another_name(tmp_path: Path) -> None:
+    """The line that is advised makes it the training data; a validation file is none."""
+    folder = tmp_path / "my data"
+    folder.mkdir()
+    (folder / "dev.csv").write_text(TICKETS)
+    with pytest.raises(UsageError, match=r"it has dev\.csv") as error:
+        find_split(folder, "train")
+    assert str(error.value.hint).startswith("name it train.csv, .tsv, ")
+    single = (folder / "dev.csv").rename(folder / "tickets.csv")
+    with pytest.raises(UsageError, match=r"it has tickets\.csv") as error:
+        find_split(folder, "train")
+    command, _ = str(error.value.hint).split("; then give --validation-fraction 0.1")
+    _, old, new = shlex.split(command.rpartition(": ")[2])
+    assert Path(old) == single
+    os.rename(old, new)
+    assert find_split(folder, "train") == folder / "train.csv"
+
+
 def test_a_model_that_is_nowhere_and_cannot_be_fetched(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -741,6 +741,12 @@ def find_split(folder: Path, split: str) -> Path:
             f"name it {split}.csv, .tsv, .jsonl or .txt, each also as .gz, .parquet or .arrow; "
             "shards and others: slurmft help own-data"
         )
+        if split == "train" and (single := _only_file(folder)):
+            train_file = as_argument(folder / f"train{suffix_of(single.name)}")
+            hint = (
+                f"if {single.name} is the one: mv {as_argument(single)} {train_file}; then give "
+                "--validation-fraction 0.1, too, which takes the validation rows from it"
+            )
         for name in sorted(os.listdir(folder)):
             stem, ending = os.path.splitext(name)
             if ending in _UNPACK and stem.startswith(split):
@@ -777,6 +783,15 @@ def find_split(folder: Path, split: str) -> Path:
             "leave one of them there",
         )
     _check_shards(files[0])
+    return files[0]
+
+
+def _only_file(folder: Path) -> Path | None:
+    """Returns the file of rows in a folder, where there is one alone, which is no other split's."""
+    files = [path for path in folder.iterdir() if suffix_of(path.name)]
+    other_splits = {path for name in _NAMES for path in _files_of_split(folder, name)}
+    if len(files) != 1 or files[0] in other_splits:
+        return None
     return files[0]
 
 

@@ -22,7 +22,7 @@ from slurmft.core.files import read_bytes, read_text
 from slurmft.job import Job
 from slurmft.job.checkpoints import checkpoint_name
 from slurmft.job.process_group import World
-from slurmft.runs.disk_space import is_full
+from slurmft.runs.disk_space import is_full, no_room
 from slurmft.runs.rundir import RunDir
 from slurmft.train.loop.state import State, Tensors
 
@@ -57,6 +57,15 @@ class Checkpoint:
     @property
     def name(self) -> str:
         return checkpoint_name(self.step, self.suffix)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its tensors, which are nearly all that it writes."""
+        # A share has the bytes of the whole tensor.
+        tensors = list(self.shares.values())
+        for group in self.tensors.values():
+            tensors += group.values()
+        return sum(tensor.nbytes for tensor in tensors)
 
     def state_of(self, part: str) -> State:
         """Returns what one part gave to it."""
@@ -234,14 +243,17 @@ class Saver:
         return None
 
     def _warn(self, checkpoint: Checkpoint, error: Exception | None) -> None:
-        if error is None:
+        # To find out what could make room costs file operations: the others' warnings are dropped.
+        if error is None or not self._world.is_main:
             return
         assert self._job.run_dir is not None
         reason = filesystem.reason(error, self._job.run_dir)
-        room = ""
+        cure = ""
         if is_full(error):
-            room = f" (make room on the file system of {self._job.run_dir})"
+            run = RunDir(self._job.run_dir)
+            problem = no_room(run, "it", error, checkpoint.size_bytes)
+            reason, cure = problem.message, f": {problem.hint}"
         self._job.warn(
             f"no checkpoint of step {checkpoint.step}: {reason}; the run continues and tries "
-            f"again{room}"
+            f"again{cure}"
         )
