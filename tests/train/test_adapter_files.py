@@ -25,16 +25,29 @@ from tests.support.models import (
     write_many_labels,
     write_model,
     write_seq2seq_model,
+    write_splits,
     write_squad,
     write_words,
 )
 from tests.train.test_hub_commands import RESULT
 
-LABELLED = ("emotion", "multi-label", "token-classification")
+
+def write_queries(folder: Path, train: int, validation: int) -> Path:
+    """Writes pairs with a label, as rerankers are trained by."""
+    row = {"query": "joy", "passage": "word3 word4", "label": 1}
+    rows = [row, row | {"label": 0}]
+    sizes = {"train": train, "validation": validation}
+    return write_splits(
+        folder, {name: rows * (size // 2) for name, size in sizes.items()}
+    )
+
+
+LABELLED = ("emotion", "multi-label", "token-classification", "reranker")
 MAKERS: dict[str, tuple[Any, Any, str, dict[str, Any]]] = {
     "emotion": (write_model, write_emotion, "SequenceClassification", {}),
     "multi-label": (write_model, write_many_labels, "SequenceClassification", {}),
     "token-classification": (write_model, write_words, "TokenClassification", {}),
+    "reranker": (write_model, write_queries, "SequenceClassification", {}),
     "squad": (write_model, write_squad, "QuestionAnswering", {"doc_stride": 4}),
     "causal-lm": (write_decoder, write_documents, "CausalLM", {}),
     "sft": (write_decoder, write_chats, "CausalLM", {}),

@@ -120,6 +120,17 @@ def test_adapters_of_experts_are_saved(merge: bool, tmp_path: Path) -> None:
         Adapter(transformers.MixtralForCausalLM(mixtral), config(use_dora=True))
 
 
+def test_a_model_without_linear_layers() -> None:
+    """Those of IBert are of its own, also where their names are given."""
+    sizes = {"vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 1}
+    ibert = transformers.IBertConfig(**sizes, num_attention_heads=2)
+    model = transformers.IBertForSequenceClassification(ibert)
+    for targets in (None, "query"):
+        with pytest.raises(UsageError, match="has no linear layers") as refused:
+            Adapter(model, config(lora_targets=targets))
+        assert refused.value.hint == "train it without --lora"
+
+
 @pytest.mark.parametrize(
     ("name", "head", "whole"),
     [

@@ -390,6 +390,81 @@ def test_a_head_that_reads_the_last_place(tmp_path: Path) -> None:
     assert np.mean([row["prediction"] == row["label"] for row in rows]) == accuracy
 
 
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Bert": {},
+    "FNet": {},
+    "ConvBert": {"embedding_size": 16, "conv_kernel_size": 9},
+    "Yoso": {},
+}
+HEADS = {
+    "Model": "embeddings",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "squad",
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_outputs_that_depend_on_padding(family: str, head: str) -> None:
+    """Whatever the outputs are of: texts, tokens, or what vectors of texts are made of."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=60, hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
+        intermediate_size=48, initializer_range=0.2, pad_token_id=0, **FAMILIES[family],
+    )  # fmt: skip
+    loaded: Any = object.__new__(LoadedModel)
+    loaded.model = getattr(transformers, f"{family}{head}")(config)
+    loaded.packing = None
+    texts = [range(2, 2 + length) for length in (3, 5, 9, 20)]
+    labels: dict[str, Any] = {"labels": [0] * 4}
+    if head == "ForTokenClassification":
+        labels = {"token_labels": texts}
+    table = TokenTable.build(texts, **labels)
+    on_gpu = SimpleNamespace(device=torch.device("cuda"))
+    loaded._setup = SimpleNamespace(
+        config=TrainConfig(task=HEADS[head], batching="dynamic"), job=Job(), precision="bf16",
+        data=SimpleNamespace(train=table, pad_id=0), world=on_gpu,
+        task=SimpleNamespace(batch=lambda batch, _: batch),
+    )  # fmt: skip
+    loaded._positions = 64
+    loaded._depends_on_padding = False
+    loaded._pads_left = loaded._choose_side()
+    warnings = loaded._setup.job.warnings
+    width = loaded.batch(table, np.array([0, 1])).inputs["input_ids"].shape[1]
+    assert not loaded._pads_left
+    assert loaded.model.training
+    if family == "Bert":
+        assert warnings == []
+        assert width == 8  # of tensor cores
+    else:
+        assert "gives other outputs for a text in a padded batch" in warnings[0]
+        assert width == 5
+
+
+def test_blocks_of_attention(tmp_path: Path) -> None:
+    """A text has one output, whichever texts were computed before."""
+    folder = write_model(tmp_path / "model")
+    config = transformers.BigBirdConfig(
+        vocab_size=60, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=48, max_position_embeddings=64, block_size=4, num_random_blocks=1,
+        initializer_range=0.3,
+    )  # fmt: skip
+    transformers.BigBirdModel(config).save_pretrained(folder)
+    data = sentences(tmp_path / "data", train=8, validation=4)
+    given = {"task": "text-classification", "data": str(data), "model": str(folder)}
+    task: Any = tasks.get(TrainConfig.resolve(**given))
+    prepared = task.prepare()
+    assert any("block_sparse" in note for note in prepared.notes)
+    model = task.model(prepared).eval()
+    long = torch.arange(2, 42)[None]
+    with torch.no_grad():
+        before = model(input_ids=long).logits
+        model(input_ids=long[:, :5])
+        assert torch.equal(model(input_ids=long).logits, before)
+    assert model.config.attention_type == "original_full"
+
+
 def test_padding_on_either_side() -> None:
     table = TokenTable.build([[1, 2, 3], [4]], [0, 1])
     for left, rows in ((False, [[1, 2, 3], [4, 9, 9]]), (True, [[1, 2, 3], [9, 9, 4]])):

@@ -66,10 +66,10 @@ class Adapter:
         try:
             self._peft = get_peft_model(model, lora_config)
         except ValueError as error:
-            # As of DoRA for experts. PEFT's messages name its own arguments.
+            # PEFT's messages name its own arguments.
             raise UsageError(
                 f"PEFT cannot adapt {type(model).__name__}: {one_line(error)}",
-                "leave --use-dora out, or choose other --lora-targets",
+                _cure(config),
             ) from error
         # Not before: PEFT's classes for tasks wrap heads that `modules_to_save` has already.
         lora_config.task_type = task_type(model)
@@ -222,11 +222,24 @@ def _heads(model: Any) -> list[str]:
     return sorted(heads | (new_modules - below_heads))
 
 
+def _cure(config: TrainConfig) -> str:
+    """Returns what to do where PEFT cannot adapt a model."""
+    if config.use_dora:  # as of experts
+        return "leave --use-dora out, or choose other --lora-targets"
+    return "choose other --lora-targets, or train without --lora"
+
+
 def _check_targets(model: Any, targets: list[str]) -> None:
     linear = []
     for name, module in model.base_model.named_modules():
         if isinstance(module, torch.nn.Linear | Conv1D):
             linear.append(f".{name}")
+    if not linear:  # as IBert, whose layers are of numbers of 8 bits
+        raise UsageError(
+            f"--lora: {type(model).__name__} has no linear layers below its head, which adapters "
+            "could stand beside",
+            "train it without --lora",
+        )
     for target in targets:
         if not any(name.endswith(f".{target}") for name in linear):
             last_parts = dict.fromkeys(name.rpartition(".")[2] for name in linear)

@@ -56,6 +56,9 @@ them of positions; what computes that for the longest sequence is in `POSITIONS`
 
 POSITIONS = ("compute_position_bias", "get_rel_pos")
 
+OUTPUTS = frozenset({"logits", "start_logits", "end_logits", "last_hidden_state"})
+"""Outputs that are compared, of those that a model has."""
+
 _ROUNDING = 1e-4
 """Largest difference of outputs that is rounding, relative to the largest output."""
 
@@ -444,9 +447,8 @@ class Packing:
         """Returns the largest difference of the model's outputs; 0: rounding alone."""
         self.expect(sample.mask.sum(1), self.model.device)
         output = self.model(**sample.packed)
-        compared = {"logits", "start_logits", "end_logits", "last_hidden_state"}
         differences = []
-        for name in compared & expected.keys():
+        for name in OUTPUTS & expected.keys():
             padded = sample.real(expected[name])
             packed = sample.real(output[name])
             differences.append(difference(padded, packed))

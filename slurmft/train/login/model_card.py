@@ -108,6 +108,18 @@ from sentence_transformers import CrossEncoder
 
 model = CrossEncoder("FOLDER or USER/NAME")
 print(model.predict([("a question", "a text"), ("a question", "another text")]))"""
+# CrossEncoder loads no adapter.
+_RERANK_BY_ADAPTER = """\
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+config = AutoConfig.from_pretrained("FOLDER or USER/NAME", subfolder="config")
+model = AutoModelForSequenceClassification.from_pretrained(
+    "FOLDER or USER/NAME", config=config
+)
+tokenizer = AutoTokenizer.from_pretrained("FOLDER or USER/NAME")
+questions, texts = ["a question", "a question"], ["a text", "another text"]
+inputs = tokenizer(questions, texts, padding=True, truncation=True, return_tensors="pt")
+print(model(**inputs).logits.sigmoid().squeeze(-1))"""
 _CODE = {"embeddings": _EMBED, "reranker": _RERANK}
 """By task, where sentence-transformers loads the model."""
 _EXAMPLES = {
@@ -211,6 +223,8 @@ def _code(train: TrainConfig, result: Mapping[str, Any]) -> str:
 
 
 def _code_of_task(train: TrainConfig, result: Mapping[str, Any]) -> str:
+    if train.task == "reranker" and train.saves_adapter:
+        return _RERANK_BY_ADAPTER
     if train.task in _CODE:
         return _CODE[train.task]
     if train.task == "seq2seq":

@@ -13,6 +13,7 @@ from slurmft.train.engine import cpu, freezing, lora, own_loss, packing
 from slurmft.train.engine.model_flops import ModelFlops
 from slurmft.train.engine.saved_weights import dtype_of_saved, save_whole
 from slurmft.train.engine.vocab_trim import TrimmedVocabulary, check_tokens
+from slurmft.train.loop import padding_trial
 from slurmft.train.loop.setup import Setup
 from slurmft.train.loop.state import Tensors
 
@@ -72,6 +73,8 @@ class LoadedModel:
         self.packing = None
         if not pads_left:
             self.packing = self._pack(fuses)
+        self._depends_on_padding = False
+        """A text has other outputs in a padded batch than alone."""
         self._pads_left = pads_left or self._choose_side()
         self.vocabulary = None
         if trims:
@@ -140,57 +143,36 @@ class LoadedModel:
             return None
         return MOST_TOKENS
 
-    @torch.no_grad()
     def _choose_side(self) -> bool:
         """Returns whether padding is to stand before texts: where a head reads the last place of a
         batch, as XLNet's, so that a text has the outputs that it has alone.
 
-        A warning, where it has others with padding on either side.
+        A warning, where it has others in either case.
         """
+        # Packed batches have no padding. Other models than transformers' take other arguments;
+        # those of few bits round otherwise for each batch.
+        is_tried = (
+            hasattr(self.model, "can_generate") and not self._setup.config.load_in_4bit
+        )
+        if self.packing or not is_tried:
+            return False
         data = self._setup.data
-        can_generate = getattr(self.model, "can_generate", None)
-        # Other models than transformers' take other arguments; labels of tokens have their places.
-        if self.packing or can_generate is None or data.train.token_labels is not None:
+        differences = padding_trial.try_out(
+            self.model, self._setup.task, data.train, MOST_TOKENS, data.pad_id
+        )
+        if not differences or not differences.behind:
             return False
-        if can_generate():  # its head is of tokens, its decoder wants targets
-            return False
-        table = data.train.few()
-        was_training = self.model.training
-        # Dropout alone would make two outputs of one text differ.
-        self.model.eval()
-        differences = self._differences_by_side(table)
-        self.model.train(was_training)
-        if not differences:
-            return False
-        right, left = differences
-        if right and left:
-            name = type(self.model).__name__
-            self._setup.job.warn(
-                f"{name} gives other outputs for a text in a padded batch than for the text alone "
-                f"(they differ by {right:.2g})"
-            )
         # Only where it helps: otherwise padding stays behind texts, as most models have it.
-        return bool(right and not left)
-
-    def _differences_by_side(self, table: TokenTable) -> list[float]:
-        """Returns how much logits of texts differ from those that each has alone, with padding
-        behind the texts, and before them; nothing where there is one row of logits for a token."""
-        pad_id = self._setup.data.pad_id
-        alone = []
-        for sample in range(len(table)):
-            inputs = table.batch(np.array([sample]), pad_id).inputs
-            logits = self.model(**inputs).get("logits")
-            if logits is None or logits.ndim != 2:
-                return []
-            alone.append(logits)
-        expected = torch.cat(alone)
-        differences = []
-        for left in (False, True):
-            samples = np.arange(len(table))
-            inputs = table.batch(samples, pad_id, left=left).inputs
-            logits = self.model(**inputs)["logits"]
-            differences.append(packing.difference(expected, logits))
-        return differences
+        if differences.before == 0:
+            return True
+        self._depends_on_padding = True
+        name = type(self.model).__name__
+        self._setup.job.warn(
+            f"{name} gives other outputs for a text in a padded batch than for the text alone "
+            f"(they differ by {differences.behind:.2g}): results depend on which texts are in a "
+            "batch together; --eval-batch-size 1 evaluates each text alone"
+        )
+        return False
 
     def _trim(self) -> TrimmedVocabulary | None:
         vocabulary = TrimmedVocabulary.trim(self.model, self._setup.data)
@@ -233,7 +215,8 @@ class LoadedModel:
         setup = self._setup
         on_gpu = setup.world.device.type != "cpu"
         multiple = 1
-        if on_gpu and setup.precision != "fp32":
+        # As Trainer pads where padding decides about outputs.
+        if on_gpu and setup.precision != "fp32" and not self._depends_on_padding:
             multiple = _TENSOR_CORES
         shortest = 0
         if setup.config.batching == "padded":

@@ -17,11 +17,10 @@ from slurmft.core import descent
 from slurmft.core.errors import one_line
 from slurmft.node import hardware
 from slurmft.train.data.tables import Batch, TokenTable
+from slurmft.train.engine.packing import OUTPUTS
 from slurmft.train.loop.loaded_model import MOST_TOKENS, LoadedModel
 from slurmft.train.loop.setup import Setup
 
-_OUTPUTS = ("logits", "start_logits", "end_logits", "last_hidden_state")
-"""Outputs that are compared, of those that a model has."""
 _ROUNDING = 1e-3
 """Largest difference that is rounding, relative to the largest output."""
 _COARSE_ROUNDING = 0.05
@@ -36,7 +35,7 @@ def compare(setup: Setup, loaded: LoadedModel) -> dict[str, Any] | None:
 
     Returns:
         Number of samples, and the largest difference of outputs; None: they were not compared, as
-        where the model has no output of `_OUTPUTS`.
+        where the model has no output of `OUTPUTS`.
     """
     folder = descent.through(setup.run_dir.model)
     model_class = type(loaded.model)
@@ -137,7 +136,7 @@ def _pairs(
     # A packed batch has no mask; one of --batching padded has more padding.
     mask_of_run = samples.of_run.inputs.get("attention_mask", mask)
     has_decoder = "decoder_input_ids" in samples.padded.inputs
-    for name in _OUTPUTS:
+    for name in OUTPUTS:
         if name not in saved:
             continue
         output = trained[name].float().cpu()

@@ -496,18 +496,26 @@ class Pretrained(Task):
         ):
             raise no_padding(self.config.model)
         if is_unknown:
-            note = (
+            self._note_once(
                 f"the tokenizer's padding token {pad_token!r} is token {pad_id:,}, but the model "
                 f"knows {model_config.get_text_config().vocab_size:,} tokens only: "
                 f"{tokenizer.pad_token!r} pads"
             )
-            # The tokenizer is loaded more than once.
-            if note not in self.notes:
-                self.notes.append(note)
+        if has_sparse_blocks(model_config):
+            self._note_once(
+                "the model attends to blocks of tokens (block_sparse), in transformers until the "
+                "first batch of short texts: it has full attention here from the start, and so "
+                "has the saved model"
+            )
         if self.needs_offsets and not tokenizer.is_fast:
             what = f"the tokenizer of {self.config.model!r}"
             raise UsageError(f"{what} does not tell where tokens are")
         return tokenizer
+
+    def _note_once(self, note: str) -> None:
+        """Notes what is seen with each load of the tokenizer."""
+        if note not in self.notes:
+            self.notes.append(note)
 
     def save_tokenizer(self, folder: Path) -> None:
         tokenizer = self.tokenizer()
@@ -583,6 +591,9 @@ class Pretrained(Task):
         # A table of embeddings cannot be made with it.
         if is_beyond(getattr(text_config, "pad_token_id", None), model_config):
             text_config.pad_token_id = None
+        # transformers computes a batch of short texts by full attention, and from then on all.
+        if has_sparse_blocks(model_config):
+            model_config.attention_type = "original_full"
         return model_config
 
     def _name_padding(self, model: Any) -> None:
@@ -638,6 +649,11 @@ def is_beyond(token: int | None, model_config: Any) -> bool:
     was added to the tokenizer alone."""
     rows = getattr(model_config.get_text_config(), "vocab_size", None)
     return token is not None and rows is not None and token >= rows
+
+
+def has_sparse_blocks(model_config: Any) -> bool:
+    """Returns whether a model attends to blocks of tokens, as BigBird."""
+    return getattr(model_config, "attention_type", None) == "block_sparse"
 
 
 def _settings(config: TrainConfig) -> dict[str, Any]:
