@@ -277,6 +277,8 @@ def choose_precision(config: ResolvedConfig, world: World) -> str:
         raise UsageError(f"{flag} needs GPUs", "use --precision bf16")
     if config.tf32:
         torch.set_float32_matmul_precision("high")
+    if on_gpu:  # by default torch computes convolutions in TF32
+        torch.backends.cudnn.allow_tf32 = config.tf32
     if config.precision != "auto":
         return config.precision
     if on_gpu:
