@@ -14,6 +14,7 @@ from slurmft.core.errors import Exit, SlurmftError, UsageError, run_main
 
 
 def main(argv: list[str]) -> int:
+    _check_proc()
     _check_working_folder()
     # Where others can rename, another folder may have its name before the command ends.
     with descent.staying():
@@ -67,6 +68,14 @@ def _version() -> str:
     if head.dirty:
         changes = ", with changes"
     return f"{slurmft.__version__} (never installed; commit {head.commit[:9]}{changes})"
+
+
+def _check_proc() -> None:
+    if not os.path.isdir("/proc/self/fd"):
+        raise UsageError(
+            "/proc is not mounted here: slurmft opens files through it, as it has examined them",
+            "mount it: mount -t proc proc /proc; or use another machine",
+        )
 
 
 def _check_working_folder() -> None:

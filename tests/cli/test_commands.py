@@ -436,6 +436,17 @@ def test_working_folder_that_is_gone(tmp_path: Path) -> None:
     )
 
 
+def test_machine_without_proc(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    is_folder = os.path.isdir
+    monkeypatch.setattr(
+        os.path, "isdir", lambda path: path != "/proc/self/fd" and is_folder(path)
+    )
+    assert console(["list"]) == 2
+    assert capsys.readouterr().err.startswith("error: /proc is not mounted here: ")
+
+
 @pytest.mark.parametrize("name", [*plugins.entries(plugins.COMMANDS), "study run"])
 def test_every_command_has_help_all(
     name: str, capsys: pytest.CaptureFixture[str]

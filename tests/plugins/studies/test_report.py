@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from slurmft.core import terminal
+from slurmft.plugins.studies.report import build
 from slurmft.plugins.studies.report.measures import (
     SCALED,
     Row,
@@ -574,6 +576,18 @@ def test_a_title_of_ones_own(tmp_path: Path) -> None:
 
 
 # --- files ----------------------------------------------------------------------------------------
+
+
+def test_files_hold_no_commands_to_a_terminal(tmp_path: Path) -> None:
+    """A colleague's run may bring them; the files of a report are looked at on terminals, too."""
+    hostile = "\x1b]0;title\x07 \x9b2J \u202e"
+    build.write_report(tmp_path, [], [hostile], hostile, [Path(hostile)])
+    texts = [path.read_text() for path in tmp_path.iterdir()]
+    assert len(texts) == 4
+    for text in texts:
+        assert terminal.plain(text) == text
+    page = (tmp_path / "report.html").read_text()
+    assert "\\u001b]0;title\\u0007" in page
 
 
 @pytest.mark.extra("studies")

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import slurmft
-from slurmft.core import filesystem, shipped
+from slurmft.core import filesystem, shipped, terminal
 from slurmft.core.errors import UsageError
 from slurmft.core.files import named_by_user, write_bytes
 from slurmft.core.filesystem import absolute
@@ -334,8 +334,9 @@ def write_report(
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in _files(sections, problems, title, paths):
             if isinstance(content, str):
-                # Names of files may have surrogates in place of bytes that are not UTF-8.
-                content = content.encode("utf-8", "replace")
+                # As commands print it: a file is looked at on a terminal, too. What is left are
+                # names of files, which may have surrogates in place of bytes that are not UTF-8.
+                content = terminal.plain(content).encode("utf-8", "replace")
             write_bytes(named_by_user(folder / name), content)
             names.append(name)
     except OSError as error:
