@@ -40,7 +40,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from slurmft.core import descent, process
+from slurmft.core import descent, hub, process
 from slurmft.train import rank
 from tests.support import prepared_command, reaping
 
@@ -53,8 +53,8 @@ READ_AT_IMPORT = (
 )
 """Variables that libraries have read when a command's environment comes."""
 
-READ_WHEN_USED = ("HF_TOKEN", "ACCELERATE_USE_CPU")
-"""But for these. Each node's task sets the second for torchrun."""
+READ_WHEN_USED = ("HF_TOKEN", "ACCELERATE_USE_CPU", "HF_HUB_OFFLINE")
+"""But for these. A node's task sets the latter two, for torchrun; of the last, see `_go_offline`."""
 
 _STORES = (
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
@@ -392,8 +392,16 @@ def _take_environment(env: dict[str, str]) -> None:
     sys.path[:] = [*first, *(entry for entry in _path if entry not in first)]
     if "RANK" in env:
         _start_threads(int(env.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0)))))
+    _go_offline(hub.is_hub_offline())
     for name, store in _stores.items():
         vars(sys.modules[name])["TCPStore"] = store
+
+
+def _go_offline(offline: bool) -> None:
+    """Sets what the libraries' modules have read from HF_HUB_OFFLINE."""
+    for module in ("huggingface_hub.constants", "datasets.config"):
+        if module in sys.modules:
+            vars(sys.modules[module])["HF_HUB_OFFLINE"] = offline
 
 
 def _start_threads(number: int) -> None:
