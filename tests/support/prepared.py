@@ -54,7 +54,7 @@ READ_AT_IMPORT = (
 """Variables that libraries have read when a command's environment comes."""
 
 READ_WHEN_USED = ("HF_TOKEN", "ACCELERATE_USE_CPU", "HF_HUB_OFFLINE")
-"""But for these. A node's task sets the latter two, for torchrun; of the last, see `_go_offline`."""
+"""But for these. A node's task sets the latter two for torchrun; see `_go_offline` of the last."""
 
 _STORES = (
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
