@@ -112,6 +112,19 @@ ARGUMENTS = {
 counts."""
 
 
+VALUES = {
+    "auto_find_batch_size": "auto",
+    "bf16": "bf16",
+    "fp16": "fp16",
+    "fsdp": "full",
+    "load_best_model_at_end": "best",
+    "tensorboard": "tensorboard",
+    "use_fsdp": "full",
+    "wandb": "wandb",
+}
+"""Name elsewhere of a switch -> the value of our flag that does what it does there."""
+
+
 def hint(
     flag: str, options: Mapping[str, Option], flags: Collection[str] = ()
 ) -> str | None:
@@ -124,9 +137,11 @@ def hint(
         flags: all flags of the command, with their hyphens.
     """
     ours = named_elsewhere(flag, options)
-    if ours is not None:
-        return f"that is {ours.flag} here"
     name = flag.lstrip("-").replace("-", "_")
+    if ours is not None:
+        value = VALUES.get(name.lower())
+        words = f"{ours.flag} {value}" if value else ours.flag
+        return f"that is {words} here"
     for argument in ARGUMENTS.get(name, ()):
         if f"--{argument}" in flags:
             return f"that is --{argument} here"

@@ -33,11 +33,16 @@ def test_a_name_elsewhere_is_of_one_option() -> None:
     assert len(names) > 80
     assert len(set(names)) == len(names)
     assert set(names).isdisjoint(foreign_flags.SENTENCES)
+    assert set(names).issuperset(foreign_flags.VALUES)
 
 
 @pytest.mark.parametrize(("name", "ours"), ELSEWHERE)
 def test_flag_of_another_tool(name: str, ours: str) -> None:
-    assert foreign_flags.hint(f"--{name}", OPTIONS) == f"that is {ours} here"
+    words = ours
+    if value := foreign_flags.VALUES.get(name):
+        words = f"{ours} {value}"
+        submit.parser().parse([ours, value])  # what is advised is taken
+    assert foreign_flags.hint(f"--{name}", OPTIONS) == f"that is {words} here"
     # One that we have ourselves would never be unknown.
     assert "--" + name.replace("_", "-") not in SUBMIT
 
@@ -57,6 +62,7 @@ def test_flag_without_a_flag_here(name: str) -> None:
         ("--per-device-train-batch-size=8", "--batch-size"),
         ("--num_train_epochs", "--epochs"),
         ("--output_dir", "--runs-dir"),
+        ("--fp16", "that is --precision fp16 here"),
         ("-N", "--nodes"),
         ("-n", "--nodes and --nproc-per-node say how many"),
         ("--resume_from_checkpoint", "slurmft resume"),
