@@ -4,6 +4,7 @@ Checkpoints are Lightning's own, in the run directory; a later attempt resumes f
 """
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ class SlurmftCallback(Callback):  # type: ignore[misc, unused-ignore]
 
     def __init__(self) -> None:
         self._process = attached()
+        if self._process.in_job:
+            # A callback is made before the Trainer that takes it.
+            _set_defaults_of_trainers()
         self._job = self._process.job
         self._step = 0
         """Optimizer steps of this fit."""
@@ -25,10 +29,11 @@ class SlurmftCallback(Callback):  # type: ignore[misc, unused-ignore]
     def setup(self, trainer: Any, module: Any, stage: str) -> None:
         if not self._process.in_job:
             return
+        arguments = " and ".join(f"{k}={v}" for k, v in _processes_of_job().items())
         self._process.check_world_size(
             trainer.world_size,
             "Lightning",
-            "give Trainer the devices=, num_nodes= and strategy= of the job",
+            f"give Trainer {arguments}, as the job has, or neither",
         )
         # Lightning would take the signals itself, and on Slurm requeue the job a second time.
         trainer._signal_connector.register_signal_handlers = lambda: None
@@ -146,6 +151,25 @@ def _numbers(trainer: Any) -> dict[str, float]:
     return numbers
 
 
+def _processes_of_job() -> dict[str, int]:
+    """Returns the arguments of Trainer by which it has all processes of the job."""
+    # torchrun sets them, as do jobs without it; a process alone has neither.
+    devices = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    return {"devices": devices, "num_nodes": world_size // devices}
+
+
+def _set_defaults_of_trainers() -> None:
+    """Makes every Trainer whose script gives no `devices` or `num_nodes` take those of the job.
+
+    Lightning would take one node, and on CPUs one process.
+    """
+    for argument, number in _processes_of_job().items():
+        # Lightning reads its defaults here.
+        os.environ.setdefault(f"PL_TRAINER_{argument.upper()}", str(number))
+
+
 def enable() -> None:
     """Adds the callback to every Trainer that is created from now on."""
+    _set_defaults_of_trainers()
     add_to_all(Trainer, SlurmftCallback, lambda trainer: trainer.callbacks)

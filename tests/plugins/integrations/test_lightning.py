@@ -63,14 +63,13 @@ class Loader(torch.utils.data.DataLoader):
 data = torch.rand(80, 4, generator=torch.Generator().manual_seed(2))
 for fit in range(1, fits + 1):
     trainer = Trainer(
-        accelerator="cpu", devices=ranks, max_epochs=3, default_root_dir=out, logger=False,
-        log_every_n_steps=1,
+        accelerator="cpu", max_epochs=3, default_root_dir=out, logger=False, log_every_n_steps=1,
         enable_progress_bar=False, enable_checkpointing=False, callbacks=[Signal()],
     )
     trainer.fit(Line(), Loader(data, batch_size=4), Loader(data[:8], batch_size=4))
 """
-"""It knows nothing of slurmft. Its data loader can be resumed; an epoch has 20 steps, or 10 for two
-ranks."""
+"""It knows nothing of slurmft, nor of the job's processes. Its data loader can be resumed; an epoch
+has 20 steps, or 10 for two ranks."""
 
 RUNNER = ("-m", "slurmft.plugins.integrations", "lightning")
 
@@ -237,12 +236,15 @@ def test_lightning_takes_no_signal_and_requeues_nothing(
 def test_trainer_without_the_jobs_processes_is_refused(
     script: Path, tmp_path: Path
 ) -> None:
-    """Lightning takes one process on a CPU, if nothing is said: each would train alone."""
-    script.write_text(SCRIPT.replace("devices=ranks,", ""))
+    """Of a script that gives none, it has those of the job; here, each would train alone."""
+    script.write_text(SCRIPT.replace("max_epochs=3,", "max_epochs=3, devices=1,"))
     run = make_run(tmp_path, max_restarts=0)
     assert start(run, script, tmp_path / "out", ranks=2).end() != Exit.OK
     failure = run.all_failures()[0]
     assert (
         "the job has 2 processes, and the Trainer of Lightning has 1" in failure.message
+    )
+    assert failure.hint == (
+        "give Trainer devices=2 and num_nodes=1, as the job has, or neither"
     )
     assert failure.traceback is None
