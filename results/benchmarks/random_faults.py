@@ -41,7 +41,7 @@ RUN = (
     *("--checkpoint-every-steps", "200", "--hang-timeout-s", "30", "--time", "60"),
 )
 TRIAL_EPOCHS = 20
-"""Of the run that says how many epochs take the minutes."""
+"""Of the runs that say how many epochs take the minutes."""
 SHARE = 0.5
 """Of the minutes that the same steps take without faults."""
 AWAY_S = 20
@@ -187,13 +187,17 @@ class Trial:
         flags = ("--epochs", str(epochs), "--runs-dir", str(runs))
         return Following(*self.flags, *flags, env=self.cluster.env)
 
-    def undisturbed(self, epochs: int) -> tuple[Following, float]:
-        """Returns a run, and the seconds from its first step to its end."""
-        job = self.start(self.folder / f"undisturbed-{epochs}", epochs)
-        code, text = job.end(7200)
-        assert code == Exit.OK, text
-        (first, *_), result = records(job.run, "step"), job.run.result
-        return job, result.stat().st_mtime - float(first["time"])
+    def undisturbed(self, epochs: int, count: int = 1) -> tuple[Following, float]:
+        """Runs several runs at once; returns the first, and the seconds from its first step to its
+        end."""
+        folder = self.folder / f"undisturbed-{epochs}"
+        jobs = [self.start(folder / str(number), epochs) for number in range(count)]
+        for job in jobs:
+            code, text = job.end(7200)
+            assert code == Exit.OK, text
+        run = jobs[0].run
+        (first, *_), result = records(run, "step"), run.result
+        return jobs[0], result.stat().st_mtime - float(first["time"])
 
     def disturbed(
         self, runs: Path, epochs: int, every_s: float, seed: int, count: int
@@ -251,8 +255,8 @@ def main(
     ):
         os.environ.pop("SLURMFT_SITE", None)
         trial = Trial(cluster, Path(name), flags)
-        _, trial_s = trial.undisturbed(TRIAL_EPOCHS)
-        epochs = round(TRIAL_EPOCHS * SHARE * minutes * 60 / trial_s / count)
+        _, trial_s = trial.undisturbed(TRIAL_EPOCHS, count)
+        epochs = round(TRIAL_EPOCHS * SHARE * minutes * 60 / trial_s)
         expected, undisturbed_s = trial.undisturbed(epochs)
         print(
             f"undisturbed: {last_step(expected)} steps, {undisturbed_s:.0f} s",

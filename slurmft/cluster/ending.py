@@ -22,6 +22,9 @@ def recover(run: RunDir, state: JobState) -> bool:
     outcome = attempts.recovered(run)
     if outcome is None:
         return False
+    # The tasks were killed at the time limit, and could not know why.
+    if outcome.state == "failed" and state.report.name == "TIMEOUT":
+        outcome = attempts.timed_out(run)
     attempts.end(run, outcome)
     return True
 

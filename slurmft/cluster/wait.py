@@ -6,6 +6,7 @@ import os
 import shlex
 import time
 from collections.abc import Iterator
+from signal import Signals
 from typing import Any
 
 from slurmft.cluster import launcher as cluster_launcher
@@ -40,6 +41,10 @@ _HINTS = {
     "NODE_FAIL": "a node died",
     "PREEMPTED": "a job of higher priority took the nodes",
 }
+
+
+_BY_SIGNAL = 128
+"""An exit code above it: that signal, of so much less, has ended the job."""
 
 
 class JobWatch:
@@ -256,6 +261,10 @@ def _ended_error(run: RunDir, job_id: str, report: Report) -> SlurmftError:
             recorded.reason, _resume(run), recorded.exit_code or Exit.FAILED
         )
     message = f"the job {job_id} ended as {report.name}"
+    # Nobody could record why: the batch script itself was killed.
+    if report.exit_code > _BY_SIGNAL:
+        with contextlib.suppress(ValueError):
+            message += f", by {Signals(report.exit_code - _BY_SIGNAL).name}"
     comment = ""
     if cluster_launcher.job_of(run).cluster == "slurm":
         comment = commands.noted(job_id)  # left where the run directory took no record

@@ -241,6 +241,12 @@ def recovered(run: RunDir) -> Outcome | None:
     return Outcome("failed", reason, Exit.STOPPED)
 
 
+def timed_out(run: RunDir) -> Outcome:
+    """Returns what becomes of a run whose job has come to its time limit."""
+    reason = f"the time limit (--time) was reached; {saved(run)}"
+    return Outcome("failed", reason, Exit.FAILED)
+
+
 def _record_result(run: RunDir) -> None:
     """Writes the result of a program that does not record it by itself: what it has measured, and
     how long it took. To one that the program, or its library, has recorded, it adds what is in the

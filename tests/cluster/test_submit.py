@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from slurmft.cluster import job_state, launcher, submit, wait
-from slurmft.cluster.job_state import JobState, Phase, Report
+from slurmft.cluster import ending, job_state, launcher, submit, wait
+from slurmft.cluster.job_state import JobState, Phase, Report, combine
 from slurmft.cluster.slurm import commands
 from slurmft.core import trusted
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, SlurmftWarning, UsageError
-from slurmft.core.files import read_json
-from slurmft.core.run_files import Failure, Job, Submission
+from slurmft.core.files import read_json, write_json
+from slurmft.core.run_files import Attempt, Failure, Job, Submission
 from slurmft.runs.rundir import RunDir
 from tests.support import CHECKOUT
 from tests.support.made_runs import write_run
@@ -485,9 +485,9 @@ def test_end_of_another_job_says_nothing_of_the_run(queue: Queue, run: RunDir) -
     launcher.note_job(run, "local", "12", "")
     watch = wait.JobWatch(run)
     launcher.note_job(run, "local", "11", "")  # by the job 12, when it found the job 11
-    report = Report(name="FAILED", exit_code=2)
+    report = Report(name="FAILED", exit_code=137)
     watch.state = JobState(phase=Phase.FAILED, report=report, is_over=True)
-    with pytest.raises(SlurmftError, match="the job 12 ended as FAILED"):
+    with pytest.raises(SlurmftError, match="the job 12 ended as FAILED, by SIGKILL"):
         watch.outcome()
     assert run.get_state().state == "submitted"
     launcher.note_job(run, "local", "12", "")
@@ -500,6 +500,8 @@ def test_end_of_another_job_says_nothing_of_the_run(queue: Queue, run: RunDir) -
     ("recorded", "name", "message"),
     [
         ("failed", "FAILED", "the task of a node was killed by SIGKILL"),
+        # Nobody in the job could record what becomes of it.
+        ("killed", "TIMEOUT", "the time limit (--time) was reached; there is no"),
         ("running", "FAILED", "Connection closed by peer (rank 0 on n1)"),
         ("running", "TIMEOUT", "the job 7 ended as TIMEOUT"),
     ],
@@ -517,7 +519,13 @@ def test_error_is_the_reason_in_the_history(
     )
     if recorded == "failed":
         run.set_state("failed", "the task of a node was killed by SIGKILL", 137)
-    error = wait.job_error(run, "7", Report(name=name))
+    report = Report(name=name)
+    if recorded == "killed":
+        begun = Attempt(number=1, job="7", hosts=["n1"], time=0.0)
+        write_json(run.attempt, begun)
+        write_json(run.ended, {"attempt": 1, "code": 137})
+        ending.recover(run, combine(run.get_state(), report))
+    error = wait.job_error(run, "7", report)
     assert error.message.startswith(message)
 
 

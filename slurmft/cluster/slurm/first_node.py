@@ -36,8 +36,8 @@ from slurmft.runs.attempts import (
     decide,
     end,
     recovered,
-    saved,
     start_again,
+    timed_out,
 )
 from slurmft.runs.job_ids import own_job_id
 from slurmft.runs.rundir import RunDir
@@ -472,8 +472,7 @@ def record_end_by_slurm(run: RunDir, state: Report) -> None:
         error = cancelled_error(job_id, state)
         wait_for_plugins = run.set_state("cancelled", error.message, error.code)
     elif state.name == "TIMEOUT":
-        reason = f"the time limit (--time) was reached; {saved(run)}"
-        wait_for_plugins = run.set_state("failed", reason, Exit.FAILED)
+        wait_for_plugins = end(run, timed_out(run))
     else:
         return
     wait_for_plugins()
