@@ -29,6 +29,9 @@ _SIZE = "TORCH_FR_BUFFER_SIZE"
 # The name before torch 2.8; it is still read.
 _OLD_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
 _DEFAULT_SIZE = 2000
+_DUMP = "TORCH_FR_DUMP_TEMP_FILE"
+# The name before torch 2.8; it is still read.
+_OLD_DUMP = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 _MOST_CALLS = 100
 """Calls that have ended, of those that a rank writes."""
 _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
@@ -44,7 +47,14 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables that turn the recorder on, where the user has not decided otherwise."""
     if _OLD_SIZE in environment or _SIZE in environment:
         return {}
-    return {_SIZE: str(_DEFAULT_SIZE)}
+    recorder_variables = {_SIZE: str(_DEFAULT_SIZE)}
+    home = environment.get("HOME")
+    if home and _DUMP not in environment and _OLD_DUMP not in environment:
+        # Where newer torch writes what a rank has recorded when NCCL gives up. Older torch writes
+        # to /tmp/nccl_trace_rank_0, also through a link that another user has put there.
+        cache = environment.get("XDG_CACHE_HOME") or f"{home}/.cache"
+        recorder_variables[_OLD_DUMP] = f"{cache}/torch/comm_lib_trace_rank_"
+    return recorder_variables
 
 
 # --- in a rank ------------------------------------------------------------------------------------

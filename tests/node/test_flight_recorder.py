@@ -149,6 +149,13 @@ def test_the_recorder_is_on_unless_the_user_decides_otherwise() -> None:
     assert flight_recorder.variables({}) == {"TORCH_FR_BUFFER_SIZE": "2000"}
     for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"):
         assert flight_recorder.variables({name: "0"}) == {}
+    # No name in /tmp that another user could have taken.
+    old = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+    home = {"HOME": "/home/ada"}
+    trace = "/home/ada/.cache/torch/comm_lib_trace_rank_"
+    assert flight_recorder.variables(home)[old] == trace
+    for name in ("TORCH_FR_DUMP_TEMP_FILE", old):
+        assert old not in flight_recorder.variables(home | {name: "mine"})
 
 
 def test_names_are_those_of_the_modules_that_own_them() -> None:
