@@ -737,44 +737,10 @@ def find_split(folder: Path, split: str) -> Path:
         ) from None
     if not files:
         _check_kinds(folder, split)
-        hint = (
-            f"name it {split}.csv, .tsv, .jsonl or .txt, each also as .gz, .parquet or .arrow; "
-            "shards and others: slurmft help own-data"
-        )
-        if split == "train" and (single := _only_file(folder)):
-            train_file = as_argument(folder / f"train{suffix_of(single.name)}")
-            hint = (
-                f"if {single.name} is the one: mv {as_argument(single)} {train_file}; then give "
-                "--validation-fraction 0.1, too, which takes the validation rows from it"
-            )
-        for name in sorted(os.listdir(folder)):
-            stem, ending = os.path.splitext(name)
-            if ending in _UNPACK and stem.startswith(split):
-                unpack = _UNPACK[ending].format(
-                    file=as_argument(folder / name), folder=as_argument(folder)
-                )
-                hint = f"unpack it: {unpack}"
-            inner = folder / name
-            with contextlib.suppress(OSError):
-                if inner.is_dir() and _files_of_split(inner, split):
-                    hint = f"{name}/ has one: give {as_argument(inner)}"
-        if any(name.lower().endswith(_SPREADSHEETS) for name in os.listdir(folder)):
-            hint = f"open the spreadsheet, and save it as CSV (UTF-8): {split}.csv"
-        for name in (f"{split}.json", f"{split}.ndjson"):
-            file = folder / name
-            if file.is_file():
-                lines = as_argument(file.with_suffix(".jsonl"))
-                hint = cure_of_json(file) or (
-                    f"if each line of it is a row: mv {as_argument(file)} {lines}"
-                )
-        for name in sorted(os.listdir(folder)):
-            if name.startswith(f"{split}.") and (cure := cure_of_words(folder / name)):
-                hint = cure
-        hint = _cure_of_hashes(folder, split) or hint
         raise NoSplitError(
             f"the data folder {str(folder)!r} has no {split} file: {_contents(folder)}",
             split,
-            hint,
+            _cure_of_no_file(folder, split),
         )
     if len(files) > 1:  # which one is meant would be a guess
         file_names = some([str(file.relative_to(folder)) for file in files])
@@ -784,6 +750,67 @@ def find_split(folder: Path, split: str) -> Path:
         )
     _check_shards(files[0])
     return files[0]
+
+
+def _cure_of_no_file(folder: Path, split: str) -> str:
+    """Returns what to do where a folder has no file of a split: the cure of what is surest."""
+    return (
+        _cure_of_hashes(folder, split)
+        or _cure_of_other_rows(folder, split)
+        or _cure_of_spreadsheet(folder, split)
+        or _cure_of_other_place(folder, split)
+        or _cure_of_one_file(folder, split)
+        or f"name it {split}.csv, .tsv, .jsonl or .txt, each also as .gz, .parquet or .arrow; "
+        "shards and others: slurmft help own-data"
+    )
+
+
+def _cure_of_other_rows(folder: Path, split: str) -> str:
+    """Returns what to do with a file of the split's name whose rows have another form."""
+    for name in sorted(os.listdir(folder)):
+        if name.startswith(f"{split}.") and (cure := cure_of_words(folder / name)):
+            return cure
+    for name in (f"{split}.ndjson", f"{split}.json"):
+        file = folder / name
+        if file.is_file():
+            lines = as_argument(file.with_suffix(".jsonl"))
+            if_rows = f"if each line of it is a row: mv {as_argument(file)} {lines}"
+            return cure_of_json(file) or if_rows
+    return ""
+
+
+def _cure_of_spreadsheet(folder: Path, split: str) -> str:
+    if any(name.lower().endswith(_SPREADSHEETS) for name in os.listdir(folder)):
+        return f"open the spreadsheet, and save it as CSV (UTF-8): {split}.csv"
+    return ""
+
+
+def _cure_of_other_place(folder: Path, split: str) -> str:
+    """Returns what to do where the file is in an archive, or in a folder below."""
+    for name in sorted(os.listdir(folder)):
+        stem, ending = os.path.splitext(name)
+        inner = folder / name
+        with contextlib.suppress(OSError):
+            if inner.is_dir() and _files_of_split(inner, split):
+                return f"{name}/ has one: give {as_argument(inner)}"
+        if ending in _UNPACK and stem.startswith(split):
+            unpack = _UNPACK[ending].format(
+                file=as_argument(inner), folder=as_argument(folder)
+            )
+            return f"unpack it: {unpack}"
+    return ""
+
+
+def _cure_of_one_file(folder: Path, split: str) -> str:
+    """Returns what to do where a file of another name may hold all rows."""
+    single = _only_file(folder)
+    if split != "train" or single is None:
+        return ""
+    train_file = as_argument(folder / f"train{suffix_of(single.name)}")
+    return (
+        f"if {single.name} is the one: mv {as_argument(single)} {train_file}; then give "
+        "--validation-fraction 0.1, too, which takes the validation rows from it"
+    )
 
 
 def _only_file(folder: Path) -> Path | None:
