@@ -575,6 +575,16 @@ def test_a_title_of_ones_own(tmp_path: Path) -> None:
     assert "\nMine\n" in text
 
 
+def test_the_title_tells_folders_apart(tmp_path: Path) -> None:
+    """Most people's folder of runs is called so."""
+    run = write_run(tmp_path / "lab" / "runs" / "bert-1").path
+    (tmp_path / "lab" / "link").symlink_to(run.parent)
+    assert build.title_of([run]) == "Run bert-1"
+    assert build.title_of([run.parent]) == "Runs in lab/runs"
+    assert build.title_of([tmp_path / "lab" / "link"]) == "Runs in lab/runs"
+    assert build.title_of([tmp_path / "lab", run]) == "Runs in lab, bert-1"
+
+
 # --- files ----------------------------------------------------------------------------------------
 
 

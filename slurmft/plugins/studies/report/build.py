@@ -10,6 +10,7 @@ from pathlib import Path
 
 import slurmft
 from slurmft.core import filesystem, shipped, terminal
+from slurmft.core.config import JobConfig
 from slurmft.core.errors import UsageError
 from slurmft.core.files import named_by_user, write_bytes
 from slurmft.core.filesystem import absolute
@@ -50,6 +51,7 @@ from slurmft.plugins.studies.report.tables import (
 )
 from slurmft.plugins.studies.table import Table
 from slurmft.runs import resolve, scan
+from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
 
 
@@ -200,17 +202,28 @@ def collect_sections(
     runs = scan.trainings(all_runs, ", ".join(map(str, folders)))
     # A file that is named twice is shown once.
     table_files = [published.load(absolute(path)) for path in dict.fromkeys(files)]
-    folder_names = []
-    for folder in folders:
-        # Resolved: the name of "." is that of no folder. The name of / is empty.
-        folder_names.append(folder.resolve().name or str(folder))
-    names = ", ".join(folder_names)
     if peak_tflop_per_s:
         runs = [_with_peak(run, peak_tflop_per_s) for run in runs]
-    runsets = group_by_study(runs, title or f"Runs in {names}")
+    runsets = group_by_study(runs, title or title_of(folders))
     sections = _run_sections(runsets, table_files, title)
     sections += [of_published(tables, title) for tables in table_files]
     return _with_distinct_keys(sections), resolve.problem_lines(problems)
+
+
+def title_of(folders: Sequence[Path]) -> str:
+    """Returns the title of the runs in folders; a folder may be a run itself."""
+    names = []
+    for folder in folders:
+        # Resolved: the name of "." is that of no folder. The name of / is empty.
+        place = folder.resolve()
+        name = place.name or str(folder)
+        # Most people have a folder of this name: the one above tells it apart.
+        if name == JobConfig().runs_dir:
+            name = f"{place.parent.name}/{name}"
+        names.append(name)
+    if len(folders) == 1 and RunDir(folders[0]).exists():
+        return f"Run {names[0]}"
+    return f"Runs in {', '.join(names)}"
 
 
 def _with_peak(run: MeasuredRun, tflop_per_s: float) -> MeasuredRun:
