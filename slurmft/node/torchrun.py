@@ -96,6 +96,7 @@ def main(argv: list[str]) -> None:
     signals.block()
     log_times.stamp_output("stdout", "stderr")  # before torch's logging uses them
     gc.disable()  # while torch is imported, which leaves no garbage
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.subprocess_handler import (
         SubprocessHandler,
     )
@@ -112,6 +113,10 @@ def main(argv: list[str]) -> None:
     ending.await_others()
     try:
         torchrun(rank_arguments(argv))
+    except SignalException:
+        # A rank that has failed for good ends torchrun so, and has recorded why: a traceback of
+        # torchrun itself would bury it.
+        raise SystemExit(1) from None
     except Exception as error:
         # The task of the node records what the exit code says.
         if sealed.cause_of(error) is not None:

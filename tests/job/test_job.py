@@ -146,9 +146,16 @@ with slurmft.attach() as job:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("base", ["ValueError", "BaseException"])
-def test_failure_is_recorded_with_its_step(base: str, tmp_path: Path) -> None:
-    """Also one that is not of Exception, as those of time limits: a peer was lost, no more."""
+@pytest.mark.parametrize(
+    ("base", "ranks"),
+    [("ValueError", 1), ("BaseException", 1), ("slurmft.SlurmftError", 2)],
+)
+def test_failure_is_recorded_with_its_step(
+    base: str, ranks: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also one that is not of Exception, as those of time limits: a peer was lost, no more.
+
+    torchrun ends without a traceback of its own, which would bury that of the rank."""
     run = make_run(tmp_path)
     script = f"""
 import slurmft
@@ -158,12 +165,17 @@ with slurmft.attach() as job:
     job.step(3)
     raise WrongError("no such column")
 """
-    process = start(run, script, 1)
+    process = start(run, script, ranks)
     assert process.wait(PATIENCE_S) == Exit.FAILED
-    (failure,) = run.all_failures()
-    assert failure.message == "WrongError: no such column"
+    assert "SignalException" not in capfd.readouterr().err
+    failure, *others = run.all_failures()
+    assert len(others) < ranks
+    name = "" if base.startswith("slurmft") else "WrongError: "
+    assert failure.message == f"{name}no such column"
     assert failure.step == 3
-    assert "no such column" in run.rank_log(0).read_text()
+    # The rank that fails first ends the other one.
+    rank = int(failure.where.split()[1])
+    assert "no such column" in run.rank_log(rank).read_text()
 
 
 def test_outside_of_a_job_it_says_so_once_and_does_nothing(
