@@ -249,12 +249,12 @@ def main(
     minutes: float, every_s: float, seed: int, count: int, flags: list[str]
 ) -> None:
     with (
-        tempfile.TemporaryDirectory() as name,
+        tempfile.TemporaryDirectory() as folder,
         Cluster(nodes=4) as cluster,
-        SmallDisk(Path(name, "disk"), 48 * count) as disk,
+        SmallDisk(Path(folder, "disk"), 48 * count) as disk,
     ):
         os.environ.pop("SLURMFT_SITE", None)
-        trial = Trial(cluster, Path(name), flags)
+        trial = Trial(cluster, Path(folder), flags)
         _, trial_s = trial.undisturbed(TRIAL_EPOCHS, count)
         epochs = round(TRIAL_EPOCHS * SHARE * minutes * 60 / trial_s)
         expected, undisturbed_s = trial.undisturbed(epochs)
@@ -295,7 +295,10 @@ def main(
             "equal_to_undisturbed": True,
         }
         print(json.dumps(values | {"faults": len(faults)}, indent=1))
-        save("random_faults", values)
+        name = "random_faults"
+        if count > 1:
+            name += "_at_once"
+        save(name, values)
 
 
 if __name__ == "__main__":
