@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.train import tasks
@@ -18,6 +19,7 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.data.tables import IGNORED
 from slurmft.train.login import configure, inputs
 from slurmft.train.login.sources import localize
+from slurmft.train.tasks import seq2seq
 from slurmft.train.tasks.seq2seq import Task, bleu, scores_of
 from tests.conftest import Done, records
 from tests.support.models import WORDS, write_copies, write_seq2seq_model, write_splits
@@ -232,6 +234,25 @@ def test_loss_is_that_of_the_model(kind: str, tmp_path: Path) -> None:
         del batch.inputs["decoder_input_ids"]
         expected = model(**batch.inputs, labels=batch.targets["labels"]).loss
     assert float(total / count) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_a_decoder_does_not_see_what_it_is_to_predict() -> None:
+    """FSMT's does, where it keeps keys and values: it has no causal mask then."""
+    torch.manual_seed(0)
+    fsmt = transformers.FSMTConfig(
+        src_vocab_size=60, tgt_vocab_size=60, langs=["a", "b"], d_model=32, encoder_layers=1,
+        decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2, init_std=0.2,
+        encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=64, pad_token_id=1,
+    )  # fmt: skip
+    model = transformers.FSMTForConditionalGeneration(fsmt).eval()
+    seq2seq.keep_no_cache(model)
+    ids = torch.arange(5, 13)[None]
+    with torch.no_grad():
+        inputs = {"input_ids": ids, "decoder_input_ids": ids.flip(1)}
+        expected = model(**inputs, labels=ids).logits
+        output = model(**inputs)
+    torch.testing.assert_close(output.logits, expected)
+    assert output.past_key_values is None
 
 
 def test_labels_stay_where_a_model_writes_into_them(tmp_path: Path) -> None:

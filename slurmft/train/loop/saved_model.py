@@ -20,6 +20,7 @@ from slurmft.train.data.tables import Batch, TokenTable
 from slurmft.train.engine.packing import OUTPUTS
 from slurmft.train.loop.loaded_model import MOST_TOKENS, LoadedModel
 from slurmft.train.loop.setup import Setup
+from slurmft.train.tasks.seq2seq import NO_CACHE
 
 _ROUNDING = 1e-3
 """Largest difference that is rounding, relative to the largest output."""
@@ -111,7 +112,7 @@ def _outputs_of_trained(setup: Setup, loaded: LoadedModel, samples: _Samples) ->
     try:
         # In fp32: Accelerate's wrapper would let it compute in the run's precision.
         forward = getattr(model, "_original_forward", model)
-        return forward(**loaded.sent(samples.of_run, samples.table).inputs)
+        return forward(**_uncached(loaded.sent(samples.of_run, samples.table)))
     finally:
         model.train(was_training)
 
@@ -125,7 +126,14 @@ def _outputs_of_saved(folder: Path, model_class: Any, samples: _Samples) -> Any:
         use_safetensors=True,
         trust_remote_code=False,
     )
-    return model.eval()(**samples.padded.inputs)
+    return model.eval()(**_uncached(samples.padded))
+
+
+def _uncached(batch: Batch) -> dict[str, Any]:
+    """Returns the inputs of a batch, with which a decoder computes as in the training."""
+    if "decoder_input_ids" in batch.inputs:
+        return batch.inputs | NO_CACHE
+    return batch.inputs
 
 
 def _pairs(

@@ -51,6 +51,9 @@ _OF_SAMPLING = (
 )
 _OF_BEAMS = ("early_stopping", "length_penalty")
 
+NO_CACHE = {"use_cache": False}
+"""Argument by which a model keeps no keys and values."""
+
 
 class Task(Pretrained):
     """Texts and targets from a hub data set or a local folder."""
@@ -110,6 +113,7 @@ class Task(Pretrained):
         )
         _drop_unused(generation_config)
         self._decoder_inputs = _maker_of_decoder_inputs(model)
+        keep_no_cache(model)
         if data.folder:  # the source of the tokenizer may be gone
             self._decoder = AutoTokenizer.from_pretrained(data.folder / "tokenizer")
         else:
@@ -230,6 +234,18 @@ def _maker_of_decoder_inputs(model: Any) -> Callable[..., torch.Tensor]:
     pad = model.config.pad_token_id
     start = model.config.decoder_start_token_id
     return lambda labels: shift(labels, pad, start)
+
+
+def keep_no_cache(model: Any) -> None:
+    """Lets a model keep keys and values only for callers that ask for it, as `generate` does.
+
+    As in a call with labels: with a cache, FSMT's decoder sees the tokens that it is to predict.
+    """
+
+    def without_cache(_: Any, args: Any, named: dict[str, Any]) -> tuple[Any, Any]:
+        return args, NO_CACHE | named
+
+    model.register_forward_pre_hook(without_cache, with_kwargs=True)
 
 
 @contextlib.contextmanager
