@@ -27,6 +27,7 @@ from slurmft.runs.rundir import RunDir
 from slurmft.train.loop.state import State, Tensors
 
 _STATE = "state.json"
+_STOPS = "the run stops without it; the next start has an older one, or none"
 FORM = 4
 """Number of the form that checkpoints have: raised by whoever changes what a part's state holds.
 Another number is another version's, and is refused before a part reads it."""
@@ -215,7 +216,7 @@ class Saver:
             if error is None:
                 return True
             if self._agreed(time.monotonic() > deadline):
-                self._warn(checkpoint, error)
+                self._warn(checkpoint, error, _STOPS)
                 return False
             time.sleep(1.0)
 
@@ -242,7 +243,12 @@ class Saver:
             return error
         return None
 
-    def _warn(self, checkpoint: Checkpoint, error: Exception | None) -> None:
+    def _warn(
+        self,
+        checkpoint: Checkpoint,
+        error: Exception | None,
+        what_follows: str = "the run continues and tries again",
+    ) -> None:
         # To find out what could make room costs file operations: the others' warnings are dropped.
         if error is None or not self._world.is_main:
             return
@@ -254,6 +260,5 @@ class Saver:
             problem = no_room(run, "it", error, checkpoint.size_bytes)
             reason, cure = problem.message, f": {problem.hint}"
         self._job.warn(
-            f"no checkpoint of step {checkpoint.step}: {reason}; the run continues and tries "
-            f"again{cure}"
+            f"no checkpoint of step {checkpoint.step}: {reason}; {what_follows}{cure}"
         )
