@@ -45,6 +45,8 @@ LOCAL_NODE = "SLURMFT_LOCAL_NODE"
 
 NO_PORT = errno.EADDRINUSE
 """Exit code of a torchrun that could open no port."""
+LOST_STORE = errno.ECONNRESET
+"""Exit code of a torchrun that has lost the store of the torchruns, or could not reach it."""
 
 _LOOPBACK = "127.0.0.1"
 _LOWEST_PORT = 10000

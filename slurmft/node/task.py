@@ -32,7 +32,12 @@ from slurmft.node import (
 from slurmft.node.hardware import host_name
 from slurmft.node.preparation import training_environment, use_of_node
 from slurmft.node.profiles import Profile
-from slurmft.node.rendezvous import NO_PORT, Rendezvous, reserved_descriptors
+from slurmft.node.rendezvous import (
+    LOST_STORE,
+    NO_PORT,
+    Rendezvous,
+    reserved_descriptors,
+)
 from slurmft.node.supervisor import Child, Supervisor, await_cause, run_task
 from slurmft.node.watchdog import Watchdog
 from slurmft.runs import frozen_code, log_times
@@ -187,7 +192,9 @@ def record_torchrun_failure(
         is_secondary = number == signal.SIGABRT
         failure = run.add(Failure.of(where, error, secondary=is_secondary, retry=True))
     elif starter == "torchrun" and (problem := _problem_of_meeting(code, log)):
-        failure = run.add(Failure.of(where, problem, retry=True))
+        # The store is lost with the node that serves it: why, others know, or Slurm.
+        is_effect = code == LOST_STORE
+        failure = run.add(Failure.of(where, problem, secondary=is_effect, retry=True))
     # The ranks have ended, and recorded why.
     failure = run.root_failure(current_attempt(), f"*-{host}-*") or failure
     if failure is None or failure.secondary:
@@ -214,6 +221,10 @@ def _problem_of_meeting(code: int, log: Path) -> SlurmftError | None:
             "torchrun could open no port",
             "others may hold all ports, or very many connections to this job; the next start "
             "takes other ports",
+        ),
+        LOST_STORE: (
+            "torchrun has lost its store",
+            "the node that serves it, or its torchrun, may have died",
         ),
     }
     if code not in problems:

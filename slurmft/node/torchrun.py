@@ -19,6 +19,7 @@ from slurmft.core.errors import Exit
 from slurmft.node import agents, prefork, sealed, signals
 from slurmft.node.rendezvous import (
     LISTEN,
+    LOST_STORE,
     NO_PORT,
     TakenPortError,
     listen,
@@ -92,6 +93,22 @@ def relay(signum: int, sender: int) -> None:
             rank.send_signal(signals.RELAYED)
 
 
+def exit_code_of(error: Exception) -> int | None:
+    """Returns the exit code that says why the torchruns could not meet; None: it is another
+    error."""
+    from torch.distributed import DistNetworkError
+    from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
+
+    if sealed.cause_of(error) is not None:
+        return int(Exit.RENDEZVOUS)
+    if sealed.cause(error, TakenPortError) is not None:
+        return NO_PORT
+    for kind in (DistNetworkError, RendezvousConnectionError):
+        if sealed.cause(error, kind) is not None:
+            return LOST_STORE
+    return None
+
+
 def main(argv: list[str]) -> None:
     signals.block()
     log_times.stamp_output("stdout", "stderr")  # before torch's logging uses them
@@ -119,11 +136,8 @@ def main(argv: list[str]) -> None:
         raise SystemExit(1) from None
     except Exception as error:
         # The task of the node records what the exit code says.
-        if sealed.cause_of(error) is not None:
-            code: int = Exit.RENDEZVOUS
-        elif sealed.cause(error, TakenPortError) is not None:
-            code = NO_PORT
-        else:
+        code = exit_code_of(error)
+        if code is None:
             raise
         traceback.print_exc()
         raise SystemExit(code) from None

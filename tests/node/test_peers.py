@@ -26,6 +26,7 @@ from slurmft.node.memory_kills import MemoryKills
 from slurmft.node.peers import FAILED, HANG, WAIT, Peers
 from slurmft.node.rendezvous import (
     LISTEN,
+    LOST_STORE,
     NO_PORT,
     answer_checks,
     check_reachable,
@@ -419,7 +420,7 @@ def test_strangers_by_the_limit_of_open_files(
     assert Peers()._most_strangers == most
 
 
-@pytest.mark.parametrize("code", [Exit.RENDEZVOUS, NO_PORT])
+@pytest.mark.parametrize("code", [Exit.RENDEZVOUS, NO_PORT, LOST_STORE])
 @pytest.mark.parametrize("starter", ["torchrun", "the process that starts the program"])
 def test_exit_codes_of_torchrun_are_those_of_torchrun_alone(
     run: RunDir, starter: str, code: int, monkeypatch: pytest.MonkeyPatch
@@ -432,6 +433,8 @@ def test_exit_codes_of_torchrun_are_those_of_torchrun_alone(
     (failure,) = run.all_failures()
     is_of_program = failure.message == f"{starter} ended with exit code {code}"
     assert is_of_program == (starter != "torchrun")
+    # Else a node that dies before the first checkpoint would end the run.
+    assert failure.retry != is_of_program
 
 
 @pytest.mark.parametrize("stopping", [False, True])

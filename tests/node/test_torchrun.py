@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from slurmft.node.rendezvous import LISTEN
+from slurmft.node.rendezvous import LISTEN, LOST_STORE
 from tests.support import PATIENCE_S
 
 pytestmark = pytest.mark.processes
@@ -96,3 +96,15 @@ def test_a_port_that_is_taken_in_between_is_an_error_of_the_rendezvous() -> None
         check=False,
     )
     assert (done.stdout, done.returncode) == ("refused\n", 0), done.stderr
+
+
+def test_a_lost_store_has_an_exit_code_of_its_own() -> None:
+    """Its node may have died; the run is not at fault."""
+    from torch.distributed import DistNetworkError
+
+    from slurmft.node import torchrun
+
+    lost = RuntimeError("no store")
+    lost.__cause__ = DistNetworkError("Failed to recv")
+    assert torchrun.exit_code_of(lost) == LOST_STORE
+    assert torchrun.exit_code_of(RuntimeError("another")) is None
