@@ -16,7 +16,8 @@ CYCLES = 2_000_000_000
 """About a second."""
 
 
-def test_steps_count_when_the_device_has_done_them() -> None:
+def test_steps_count_when_the_device_has_done_them(device: torch.device) -> None:
+    torch.ones(1, device=device)  # as of any program that uses it
     steps = DeviceSteps()
     torch.cuda._sleep(CYCLES)  # type: ignore[no-untyped-call]
     assert steps.last_done(1) is None

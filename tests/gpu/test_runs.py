@@ -131,10 +131,12 @@ def failing(folder: Path, what: str, local: tuple[str, ...], *flags: str) -> Don
     """A run of a task that does something in its fifth step."""
     name = f"failing_{folder.name}"
     (folder / f"{name}.py").write_text(TASK.replace("WHAT", what))
+    # slurmft's own packages may be there.
+    paths = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     return slurmft(
         "submit", "--follow", *local, "--task", f"{name}:Failing", "--max-restarts", "0",
         *("--runs-dir", str(folder / "runs"), "--max-steps", "100", *flags), timeout_s=240,
-        env={"PYTHONPATH": str(folder)},
+        env={"PYTHONPATH": paths},
     )  # fmt: skip
 
 
