@@ -14,7 +14,7 @@ from slurmft.core.errors import SlurmftError
 from slurmft.job import devices, objects
 from slurmft.job.backend import agree
 from slurmft.node import flight_recorder, torchrun
-from slurmft.node.peers import LOST_PEER
+from slurmft.node.peers import says_lost_peer
 
 _TIMEOUT = timedelta(minutes=30)
 """For collectives between steps."""
@@ -218,6 +218,6 @@ def is_secondary(error: BaseException) -> bool:
         case ValueError():
             return any(sign in message for sign in _EVALUATE_WAITED)
         case RuntimeError():
-            return any(sign in message.lower() for sign in LOST_PEER)
+            return says_lost_peer(message)
         case _:
             return False

@@ -13,7 +13,8 @@ from typing import Any
 
 import psutil
 
-from slurmft.node import heartbeat, sealed
+from slurmft.core.errors import SlurmftError
+from slurmft.node import heartbeat, rank_deaths, sealed
 from slurmft.node.connections import clients_of
 from slurmft.node.rendezvous import (
     LISTEN,
@@ -129,6 +130,9 @@ class Ending:
             if ranks not in results:
                 result = monitor(agent, group)
                 if result.state is not WorkerState.SUCCEEDED:
+                    # Of the last death, the task of the node says more.
+                    if agent._remaining_restarts > 0:
+                        _record_deaths(result)
                     return result
                 results[ranks] = result
             if self._have_others_ended(agent, group):
@@ -216,6 +220,15 @@ def _has_clients(ports: set[int]) -> bool:
         if is_served and not is_own:
             return True
     return False
+
+
+def _record_deaths(result: Any) -> None:
+    exit_codes = {}
+    for rank, failure in result.failures.items():
+        exit_codes[rank] = failure.exitcode
+    # A record that fails must not end ranks that can start again.
+    with contextlib.suppress(OSError, SlurmftError):
+        rank_deaths.record(exit_codes)
 
 
 class SealWatch:

@@ -26,7 +26,7 @@ from slurmft.core.program import Gradient, kind_of
 from slurmft.core.text import by_host, shown
 from slurmft.node import ccl
 from slurmft.node.hardware import host_name
-from slurmft.node.peers import CCL, FAILED, GLOO, LOST_PEER, MEASURE
+from slurmft.node.peers import CCL, FAILED, GLOO, MEASURE, says_lost_peer
 from slurmft.node.preparation import training_environment, use_of_node
 from slurmft.node.rendezvous import Rendezvous, reserved_descriptors
 from slurmft.node.supervisor import Supervisor
@@ -294,7 +294,7 @@ def _is_effect(problem: str) -> bool:
     """Returns whether a problem may be that another process is gone."""
     # C++ aborts, without a word that could be read, where a connection ends in a destructor.
     is_abort = signal.SIGABRT.name in problem
-    return is_abort or any(sign in problem.lower() for sign in LOST_PEER)
+    return is_abort or says_lost_peer(problem)
 
 
 class _Probes:

@@ -44,6 +44,8 @@ LOST_PEER = (
     "gloo/transport",
 )
 """Signs of errors that only say that another rank is gone, in lower case."""
+_MISMATCH = "distributed collective mismatch"
+"""What gloo says where ranks have called different collectives, beside one of these signs."""
 
 # Begins a line that is for the head alone.
 _REPORT = "report "
@@ -51,6 +53,12 @@ _LONGEST_LINE = 2**14
 _MOST_STRANGERS = 2048
 """How many connections may be without an answer: a thousand nodes may connect at once."""
 _NO_LINGER = struct.pack("ii", 1, 0)
+
+
+def says_lost_peer(error: str) -> bool:
+    """Returns whether the text of an error only says that another rank is gone."""
+    text = error.lower()
+    return _MISMATCH not in text and any(sign in text for sign in LOST_PEER)
 
 
 class Peers:

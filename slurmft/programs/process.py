@@ -33,11 +33,18 @@ from slurmft.job.process import (
     record_failure,
     redirect_output,
 )
-from slurmft.node import heartbeat, memory_kills, rank_calls, sealed, signals
+from slurmft.node import (
+    heartbeat,
+    memory_kills,
+    rank_calls,
+    rank_deaths,
+    sealed,
+    signals,
+)
 from slurmft.node.hardware import host_name
 from slurmft.node.heartbeat import OUTPUT, Heart
 from slurmft.node.memory_kills import MemoryKills, killed
-from slurmft.node.peers import LOST_PEER
+from slurmft.node.peers import says_lost_peer
 from slurmft.node.profiles import bind_rank
 from slurmft.programs import node_environment
 from slurmft.programs.description import OwnProgram, in_words, signal_of
@@ -68,8 +75,6 @@ _LINES_OF_LOADING = 20
 """Lines of output without a traceback in which it is searched for."""
 _CALLS_S = 2.0
 """How long a program may take to write its collectives."""
-_WHAT = "what():"
-"""Begins what a C++ program prints of an exception that nobody has caught."""
 _SIGNAL_LAG_S = 1.0
 """How much later than its program a process may hear of a signal to both."""
 
@@ -439,7 +444,7 @@ class OwnProcess:
             # Of a message of many lines, the first says what happened; advice is at the end.
             first_line, *_ = text.splitlines()
             message = f"{first_line.strip()} (exit code {code})"
-        secondary = any(sign in text.lower() for sign in LOST_PEER)
+        secondary = says_lost_peer(text)
         # Where torchrun starts the ranks, its agent has opened the port before.
         is_taken = self._program.per != "torchrun" and "EADDRINUSE" in text
         hint = self._hint
@@ -464,11 +469,10 @@ class OwnProcess:
     def _uncaught(self) -> str:
         """Returns the exception of C++ that has ended the program, to be added to a message; "":
         none."""
-        for line in reversed(self._last):
-            _, sign, what = line.partition(_WHAT)
-            if sign:
-                return redact(f": {what.strip()}")
-        return ""
+        what = rank_deaths.uncaught(list(self._last))
+        if not what:
+            return ""
+        return redact(f": {what}")
 
     def _failed_alone(self, error: SlurmftError) -> int:
         """Records that --strict has ended the program: another start would end in the same way."""

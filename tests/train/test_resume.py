@@ -189,6 +189,8 @@ def test_where_the_time_of_a_killed_run_went(
     saved = RecordReader(job.run.records).read(Saved)
     assert stopping.step in [each.step for each in saved]
     facts = json.loads(slurmft("status", str(job.run.path), "--json").out)
+    (failure,) = facts["failures"]
+    assert "was killed by SIGKILL" in failure["message"]
     use = facts["time_use"]
     keys = [key for key in use["attempts"][0] if key.endswith("_s")]
     first, second = use["attempts"]
