@@ -53,7 +53,7 @@ from slurmft.core.run_files import (
     current_attempt,
 )
 from slurmft.core.text import shown
-from slurmft.runs import end_room, origin
+from slurmft.runs import origin
 
 RUN_DIR = "SLURMFT_RUN_DIR"
 """Variable with the run directory, in every process that a job's program starts."""
@@ -471,38 +471,22 @@ class RunDir:
         # The last transition is at the top of the file, too: most readers want no more.
         facts = dataclasses.asdict(transition)
         recorded = State(**facts, history=[*history, transition])
-        self._write_state(recorded, f"{state}: {reason}")
+        if state == "submitted":
+            write_json(self.state, recorded)
+        else:
+            self.tell(self.state, recorded, f"{state}: {reason}")
         if state in (*FINAL_STATES, "requeued"):
             return hooks.state_changed(self)
         return _nothing
 
-    def _write_state(self, recorded: State, words: str) -> None:
-        match recorded.state:
-            case "submitted":
-                write_json(self.state, recorded)
-            case "running":
-                self.tell(self.state, recorded, words)
-                end_room.keep(self.state)
-            case state if state in FINAL_STATES:
-                # Nothing else would say how the job ended.
-                self.tell(self.state, recorded, words, end_room.write_last_json)
-            case _:
-                self.tell(self.state, recorded, words)
-
-    def tell(
-        self,
-        path: Path,
-        value: Any,
-        words: str,
-        write: Callable[[Path, Any], None] = write_json,
-    ) -> None:
+    def tell(self, path: Path, value: Any, words: str) -> None:
         """Writes a file that informs readers; where that fails, prints `words` to stderr instead.
 
         No full disk, and no folder that is gone or closed, keeps a job from a save, a requeue or
         its exit code.
         """
         try:
-            write(path, value)
+            write_json(path, value)
         # ValueError: no UTF-8, in the name of a file
         except (OSError, ValueError) as error:
             why = filesystem.reason(error, path)

@@ -16,9 +16,9 @@ from slurmft.core.below import Below
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.files import new_folder, write_json, write_text
-from slurmft.core.run_files import FINAL_STATES, Failure
+from slurmft.core.run_files import Failure
 from slurmft.core.trusted import NotOwnError
-from slurmft.runs import end_room, resolve, rundir
+from slurmft.runs import resolve, rundir
 from slurmft.runs.records import RecordReader, RecordWriter
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
@@ -252,53 +252,6 @@ def test_what_is_only_told_goes_to_stderr_where_the_disk_is_full(
     ballast.unlink()
     run.set_state("requeued")
     assert [s.state for s in run.history()] == ["submitted", "running", "requeued"]
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("state", sorted(FINAL_STATES))
-def test_the_end_of_a_run_is_recorded_on_a_full_disk(
-    state: str, small_disk: Path
-) -> None:
-    """What would tell otherwise lies on the same disk; nothing is left of the room kept for it."""
-    job = JobConfig(runs_dir=str(small_disk))
-    run = RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=job))
-    entries = set(os.listdir(run.path))
-    run.set_state("running")
-    fill(small_disk)
-    run.set_state(state, "the reason", 1)
-    recorded = run.get_state()
-    assert (recorded.state, recorded.reason) == (state, "the reason")
-    assert set(os.listdir(run.path)) == entries
-
-
-def test_the_end_of_a_run_is_written_into_no_file_of_another_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where others can rename in its folder, or the room is a second name of a file, that stays."""
-    run = make(tmp_path)
-    run.set_state("running")
-    room = run.path / ".state.json.room"
-    thesis = tmp_path / "thesis.tex"
-    os.replace(room, thesis)
-    before = thesis.read_bytes()
-
-    def fail(path: Path, value: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-
-    monkeypatch.setattr(end_room, "write_json", fail)
-    for make_name in (os.link, os.symlink):
-        make_name(thesis, room)
-        run.set_state("failed", "the loss is nan")
-        room.unlink()
-    assert thesis.read_bytes() == before
-    os.replace(thesis, room)
-    run.path.chmod(0o777)
-    run.set_state("failed", "the loss is nan")
-    assert room.read_bytes() == before
-    assert run.get_state().state == "running"
-    run.path.chmod(0o700)
-    run.set_state("failed", "the loss is nan")
-    assert run.get_state().state == "failed"
 
 
 def test_what_is_only_told_of_a_run_that_is_gone(
