@@ -39,6 +39,8 @@ for _name in list(os.environ):
 # No test reaches a Slurm of this machine: its commands fail at once. The test cluster names its own
 # configuration.
 os.environ["SLURM_CONF"] = os.devnull
+# With it, what a process prints reaches a pipe sooner: a test may need that, and fail elsewhere.
+os.environ.pop("PYTHONUNBUFFERED", None)
 # torch's threads that wait for work leave the cores to other workers.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 _start_process: Any = subprocess.Popen.__init__

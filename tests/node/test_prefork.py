@@ -68,7 +68,9 @@ def test_exit_codes_are_those_of_popen(do: str, code: int) -> None:
 def test_a_rank_is_torchruns_own_child() -> None:
     """By its parent it knows who sends it a signal."""
     then = START + "print(rank.wait(100), os.getpid())"
-    parent, code, pid = run("print(os.getppid()); os._exit(0)", then).split()[-3:]
+    parent, code, pid = run(
+        "print(os.getppid(), flush=True); os._exit(0)", then
+    ).split()[-3:]
     assert (parent, code) == (pid, "0")
 
 
