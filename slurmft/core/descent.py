@@ -80,6 +80,27 @@ def opened(
         os.close(descriptor)
 
 
+def examine_way(
+    path: Path, check_above: Callable[[Path, os.stat_result], None]
+) -> None:
+    """Goes from the root to what a path leads to, by its links, whatever this process holds.
+
+    Args:
+        path: a folder, a file, or what is absent.
+        check_above: called with each folder on the way, also those that hold a link; raises where
+            it may not be one.
+
+    Raises:
+        ForeignLinkError: another user's link leads there.
+        OSError: the way ends before that, or in a file.
+    """
+    descent = _Descent(path, from_root=True)
+    try:
+        descent.go(check_above)
+    finally:
+        os.close(descent.place)
+
+
 @contextlib.contextmanager
 def held(path: Path, folder: int) -> Iterator[None]:
     """Holds an open folder for the block: by its path, and all below it, this process finds what is
@@ -191,13 +212,20 @@ def pinned(path: Path) -> Path:
 class _Descent:
     """A way from the root to a folder."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, from_root: bool = False) -> None:
+        """
+        Args:
+            path: the folder.
+            from_root: whatever folders this process holds.
+        """
         self.path = path
         self.way = PurePath("/")
         """Names, none of a link, that lead to the folder that is open now."""
         self.follows_others = False
         """A link that was followed is neither this user's nor root's."""
-        through_descriptor = _DESCRIPTOR.fullmatch(str(through(path)))
+        through_descriptor = None
+        if not from_root:
+            through_descriptor = _DESCRIPTOR.fullmatch(str(through(path)))
         if through_descriptor:
             # The caller has opened it, and may have examined it.
             self.place = os.dup(int(through_descriptor[1]))

@@ -221,6 +221,15 @@ def age_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
 
 
+def signal_name(number: int) -> str:
+    """Returns the name of a signal, whatever has ended a process: real-time signals have none in
+    Python."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def end(child: subprocess.Popen[bytes]) -> None:
     """Kills a child; the processes that it started by `start` or as ranks go with it."""
     child.kill()

@@ -412,22 +412,42 @@ class Renaming:
     """The folder is this user's."""
 
 
+class _RenamingError(Exception):
+    """Somebody else can rename on a way."""
+
+    def __init__(self, renaming: Renaming) -> None:
+        super().__init__(renaming.who)
+        self.renaming = renaming
+
+
 def renaming_on_the_way(path: Path) -> Renaming | None:
-    """Returns who else can rename a file or folder, or one above it; None: nobody can.
+    """Returns who else can rename a file or folder, one above it, or a link that leads there; None:
+    nobody can.
 
     Whoever alone can write a folder may: they decide anyway what is found there.
     """
-    place = Path(os.path.realpath(path))
-    for folder in reversed(place.parents):
-        try:
-            status = folder.stat()
-        except OSError:  # it is to be made, and for nobody else to write
-            return None
-        who = who_renames(folder, status)
-        if who:
-            is_own = status.st_uid == os.geteuid()
-            return Renaming(folder, stat.S_IMODE(status.st_mode), who, is_own)
+    try:
+        descent.examine_way(path, _check_renaming)
+    except _RenamingError as error:
+        return error.renaming
+    except descent.ForeignLinkError as error:
+        # Whoever has made a link can lead it elsewhere.
+        holder = Path(error.link.parent)
+        return _renaming(holder, holder.stat(), owner(error.user))
+    except OSError:  # it is to be made, and for nobody else to write
+        return None
     return None
+
+
+def _check_renaming(folder: Path, status: os.stat_result) -> None:
+    who = who_renames(folder, status)
+    if who:
+        raise _RenamingError(_renaming(folder, status, who))
+
+
+def _renaming(folder: Path, status: os.stat_result, who: str) -> Renaming:
+    is_own = status.st_uid == os.geteuid()
+    return Renaming(folder, stat.S_IMODE(status.st_mode), who, is_own)
 
 
 def temporary_place() -> Path:

@@ -373,7 +373,7 @@ class _Probe:
         if code == 0:
             return None
         if code < 0:
-            return f"killed by {signal.Signals(-code).name}"
+            return f"killed by {process.signal_name(-code)}"
         errors = _text(self.errors)
         if _HANGS in errors:
             return f"no answer within {_CCL_S} s"

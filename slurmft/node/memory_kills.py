@@ -7,7 +7,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurmft.core import decode
+from slurmft.core import decode, process
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import write_json
 from slurmft.node.hardware import cgroups, memory_mib
@@ -128,7 +128,7 @@ def killed(
         before: the counters when the process started.
         hint: where more is to be read.
     """
-    text = f"{what} was killed by {signal.Signals(signal_number).name}"
+    text = f"{what} was killed by {process.signal_name(signal_number)}"
     if signal_number != signal.SIGKILL:
         return SlurmftError(text, hint)
     ran_out = before.more(root)

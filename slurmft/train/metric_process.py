@@ -13,18 +13,22 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from slurmft.core import interpreter, process
-from slurmft.core.errors import UsageError
-from slurmft.core.text import duration
+from slurmft.core.decode import NullIsNaN, decode
+from slurmft.core.errors import UsageError, one_line
+from slurmft.core.files import MOST_BYTES, parse_json
+from slurmft.core.text import duration, in_bytes
 
 _POLL_S = 0.5
 """How often is looked whether the process has ended: a child of it may keep its socket open."""
 _END_S = 5.0
 """How long it has to end: a thread of a script may never do."""
 _READ_BYTES = 2**16
+_LONGEST_LINE = 300
 _CURE = "correct its script, or leave it out"
 
 T = TypeVar("T")
@@ -36,6 +40,40 @@ class MetricError(UsageError):
 
 class _EndedError(Exception):
     """The process has ended, or has closed its socket."""
+
+
+class _NoAnswerError(Exception):
+    """What came is no answer: a script has written into the socket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """The answer to `Worker.fetch`."""
+
+    takes: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The answer to `Worker.examine`."""
+
+    form: Annotated[int, range(100)]
+    numbers: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """The answer to `Worker.compute`."""
+
+    numbers: dict[str, NullIsNaN]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The answer to a request that fails."""
+
+    message: str
+    hint: str | None
 
 
 class MetricProcess:
@@ -61,16 +99,17 @@ class MetricProcess:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def ask(self, request: dict[str, Any], timeout_s: float | None) -> dict[str, Any]:
+    def ask(self, request: dict[str, Any], kind: type[T], timeout_s: float | None) -> T:
         """Sends a request, and returns its answer.
 
         Args:
             request: see `slurmft.train.metric_worker.Worker`.
+            kind: the type of the answer.
             timeout_s: how long it may take; None: any time.
 
         Raises:
-            MetricError: the metric cannot be used or has no value, takes longer, or has ended the
-                process.
+            MetricError: the metric cannot be used or has no value, takes longer, has ended the
+                process, or has sent what is no answer.
         """
         what = f"--metric {request['metric']!r}"
         # Before the process is asked: a value that JSON cannot hold is no error of the metric.
@@ -79,7 +118,7 @@ class MetricProcess:
         if timeout_s is not None:
             deadline = time.monotonic() + timeout_s
         try:
-            line = self._exchange(text, deadline)
+            answer = _decoded(self._exchange(text, deadline), kind)
         except TimeoutError:
             self.end(at_once=True)
             problem = f"{what} took more than {duration(timeout_s or 0)}"
@@ -88,12 +127,16 @@ class MetricProcess:
             problem = f"{what} has ended its process{self._last_words()}"
             self.end(at_once=True)
             raise MetricError(problem, _CURE) from None
+        except _NoAnswerError as error:
+            # Nor is what it would send next.
+            self.end(at_once=True)
+            problem = f"{what} has sent what is no answer of a metric: {error}"
+            raise MetricError(problem, _CURE) from None
         except BaseException:  # Ctrl-C, too
             self.end(at_once=True)
             raise
-        answer: dict[str, Any] = json.loads(line)
-        if "message" in answer:
-            raise MetricError(answer["message"], answer["hint"])
+        if isinstance(answer, Refusal):
+            raise MetricError(answer.message, answer.hint)
         return answer
 
     def end(self, at_once: bool = False) -> None:
@@ -136,7 +179,8 @@ class MetricProcess:
             )
 
     def _exchange(self, text: bytes, deadline: float | None) -> bytes:
-        """Sends a line, and returns the one that comes back. Raises as `_wait`."""
+        """Sends a line, and returns the one that comes back. Raises as `_wait`, and _NoAnswerError
+        where it has no end."""
         if self._child is None:
             self._start()
         channel = self._channel
@@ -144,13 +188,15 @@ class MetricProcess:
         left = memoryview(text)
         while left:
             left = left[self._wait(partial(channel.send, left), deadline) :]
-        parts: list[bytes] = []
-        while not parts or not parts[-1].endswith(b"\n"):
+        line = bytearray()
+        while not line.endswith(b"\n"):
             part = self._wait(partial(channel.recv, _READ_BYTES), deadline)
             if not part:
                 raise _EndedError
-            parts.append(part)
-        return b"".join(parts)
+            line += part
+            if len(line) > MOST_BYTES:
+                raise _NoAnswerError(f"more than {in_bytes(MOST_BYTES)}")
+        return bytes(line)
 
     def _wait(self, transfer: Callable[[], T], deadline: float | None) -> T:
         """Returns what a call of the socket returns, as soon as it can.
@@ -179,16 +225,29 @@ class MetricProcess:
         code = self._child.returncode
         words = ""
         if code is not None and code < 0:
-            words = f" ({signal.Signals(-code).name})"
+            words = f" ({process.signal_name(-code)})"
         elif code:
             words = f" (exit code {code})"
         if self._errors is None:
             return words
-        self._errors.seek(0)
+        # It may have printed without end.
+        size_bytes = self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, size_bytes - _READ_BYTES))
         last_line = os.fsdecode(self._errors.read()).strip().rpartition("\n")[2]
         if last_line:
-            words += f": {last_line}"
+            words += f": {last_line[-_LONGEST_LINE:]}"
         return words
+
+
+def _decoded(line: bytes, kind: type[T]) -> T | Refusal:
+    """Decodes an answer; raises _NoAnswerError where it is none."""
+    try:
+        value = parse_json(line)
+        if isinstance(value, dict) and "message" in value:
+            return decode(value, Refusal)
+        return decode(value, kind)
+    except ValueError as error:
+        raise _NoAnswerError(one_line(error)) from None
 
 
 def _plain(value: Any) -> Any:

@@ -635,13 +635,19 @@ def folders_where_others_rename(ada: User, eve: User) -> None:
         "made first": (eve.uid, group, 0o1777, f"eve (uid {eve.uid})"),
         # Whoever alone can write it could as well have put another folder there.
         "site's": (eve.uid, group, 0o755, ""),
+        "project/disk": (ada.uid, group, 0o755, f"the group {group}"),
+        "sticky/disk": (eve.uid, group, 0o755, f"eve (uid {eve.uid})"),
+        "sticky/root's": (0, group, 0o755, ""),
     }
     top.mkdir()
     top.chmod(0o755)
     for name, (owner, of_group, mode, _) in cases.items():
-        (top / name).mkdir()
-        os.chown(top / name, owner, of_group)
-        (top / name).chmod(mode)
+        if "/" in name:
+            (top / name).symlink_to(top / "private")
+        else:
+            (top / name).mkdir()
+            (top / name).chmod(mode)
+        os.chown(top / name, owner, of_group, follow_symlinks=False)
     code = (
         "import sys; from pathlib import Path; from slurmft.core import trusted\n"
         f"for name in {list(cases)!r}:\n"
@@ -1615,7 +1621,7 @@ print(run.get_state().state)
 @attack(
     GROUP,
     "puts a repository of theirs, or another folder of yours, in the place of a temporary folder, "
-    "where your TMPDIR is theirs to write",
+    "where your TMPDIR, or the folder of a link to it, is theirs to write",
     "no temporary folder is made there",
 )
 def temporary_folders(ada: User, eve: User) -> None:
@@ -1640,9 +1646,13 @@ with git._private(Path.cwd()): pass
 os.access = lambda place, mode: "shm" not in str(place) and os.path.isdir(place)
 Watchdog(1.0, True).close()
 """
-    made = ada.python(code, TMPDIR=str(shared)).splitlines()
-    assert [Path(folder).parent for folder in made] == [Path("/tmp")] * 2
-    assert list(shared.iterdir()) == []
+    disk = ada.own(ada.write(ada.home / "disk" / "x", "").parent)
+    (shared / "link").symlink_to(disk)
+    os.chown(shared / "link", ada.uid, ada.uid, follow_symlinks=False)
+    for place in (shared, shared / "link"):
+        made = ada.python(code, TMPDIR=str(place)).splitlines()
+        assert [Path(folder).parent for folder in made] == [Path("/tmp")] * 2
+    assert (os.listdir(shared), os.listdir(disk)) == (["link"], ["x"])
 
 
 @attack(
@@ -2843,8 +2853,8 @@ for name in {names!r}:
 
 @attack(
     GROUP,
-    "can rename in the folder of `--stage-dir`, and gives things of yours the names of staged "
-    "environments",
+    "can rename in the folder of `--stage-dir`, or in that of a link to it, and gives things of "
+    "yours the names of staged environments",
     "nothing is unpacked there, and nothing removed: the run uses the shared environment",
 )
 def stage_folder_of_a_group(ada: User, eve: User) -> None:
@@ -2855,6 +2865,10 @@ def stage_folder_of_a_group(ada: User, eve: User) -> None:
     os.chown(disk, ada.uid, 21100)
     disk.chmod(0o2775)
     archive = f"{disk}/slurmft-env-{ada.uid}-c.tar"
+    (disk / "link").symlink_to(
+        ada.own(ada.write(ada.home / "own-disk" / "x", "").parent)
+    )
+    os.chown(disk / "link", ada.uid, ada.uid, follow_symlinks=False)
     code = (
         "from pathlib import Path; from slurmft.plugins.stage_env import pack, unpack\n"
         f"sent = {{{archive!r}: unpack.Sent('/nowhere', '')}}\n"
@@ -2862,12 +2876,14 @@ def stage_folder_of_a_group(ada: User, eve: User) -> None:
         "    print(variables)\n"
         f"print(unpack.leftovers(Path({str(disk)!r})))\n"
         f"pack.main(['remove', {json.dumps([archive])!r}])\n"
-        f"try: pack.check_folder({str(disk)!r}, 0)\n"
-        "except unpack.StageError as error: print(error)\n"
+        f"for folder in ({str(disk)!r}, {str(disk / 'link')!r}):\n"
+        "    try: pack.check_folder(folder, 0)\n"
+        "    except unpack.StageError as error: print(error)\n"
     )
-    first, left, refusal = ada.python(code).splitlines()
-    assert (first, left) == ("{}", "[]")
-    assert f"the group 21100 can rename what is in '{disk}'" in refusal
+    first, left, *refusals = ada.python(code).splitlines()
+    assert (first, left, len(refusals)) == ("{}", "[]", 2)
+    for refusal in refusals:
+        assert f"the group 21100 can rename what is in '{disk}'" in refusal
     assert len(list(disk.glob("*/thesis.tex"))) == 3
 
 

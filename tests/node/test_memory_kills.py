@@ -93,6 +93,10 @@ def test_words(tmp_path: Path) -> None:
     assert killed("it", signal.SIGSEGV, before, "log", tmp_path).message == (
         "it was killed by SIGSEGV"
     )
+    # Python has no name for those of real time.
+    assert killed("it", 40, before, "log", tmp_path).message == (
+        "it was killed by signal 40"
+    )
 
 
 @pytest.mark.processes

@@ -25,7 +25,7 @@ import torch
 from sklearn.metrics import f1_score, mean_squared_error
 
 from slurmft import locks
-from slurmft.core import process
+from slurmft.core import interpreter, process
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.permissions import current_umask
 from slurmft.train import metric_spec, own_task, recipes, tasks
@@ -38,7 +38,7 @@ from slurmft.train.loop.evaluator import Evaluator
 from slurmft.train.loop.generators import rng_state
 from slurmft.train.loop.named_metrics import NamedMetrics
 from slurmft.train.loop.timers import PhaseClock
-from slurmft.train.metric_process import MetricError, MetricProcess
+from slurmft.train.metric_process import MetricError, MetricProcess, Numbers
 from slurmft.train.metric_spec import MetricSpec
 from slurmft.train.task_facts import TASKS
 from slurmft.train.tasks.evaluate_metrics import (
@@ -515,6 +515,9 @@ def test_numbers_of_every_kind_are_taken() -> None:
     with pytest.raises(MetricError, match="returns 10,000 numbers") as error:
         returned({f"v{number}": 0.5 for number in range(10_000)})
     assert "--metric ./any:value=v0" in str(error.value.hint)
+    with pytest.raises(MetricError) as error:
+        returned({"x" * 1000 + str(number): [] for number in range(10_000)})
+    assert len(error.value.message) < 500
 
 
 def test_names_in_results_can_be_shown_and_are_distinct() -> None:
@@ -801,15 +804,48 @@ def test_a_metric_that_does_not_return_has_no_value(
     with MetricProcess(dict(os.environ)) as metric_process:
         sleeps = {"metric": str(scripts / "sleeps")}
         with pytest.raises(MetricError, match="took more than 1 s"):
-            metric_process.ask(request | sleeps, timeout_s=1)
+            metric_process.ask(request | sleeps, Numbers, timeout_s=1)
         bare = {"metric": str(scripts / "bare")}
-        answer = metric_process.ask(request | bare, timeout_s=None)
-        assert answer == {"numbers": {"bare": 0.5}}
+        answer = metric_process.ask(request | bare, Numbers, timeout_s=None)
+        assert answer.numbers == {"bare": 0.5}
         # Own tasks may give arrays.
         arrays = {"predictions": np.array([1]), "references": torch.tensor([1])}
         accuracy = {"metric": str(scripts / "accuracy")}
-        answer = metric_process.ask(request | accuracy | arrays, timeout_s=None)
-        assert answer == {"numbers": {"accuracy": 1.0}}
+        answer = metric_process.ask(
+            request | accuracy | arrays, Numbers, timeout_s=None
+        )
+        assert answer.numbers == {"accuracy": 1.0}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("echo garbage >&", "no answer of a metric: JSONDecodeError"),
+        ("echo '[1]' >&", "no answer of a metric: "),
+        ('echo \'{"numbers": {"a": "b"}}\' >&', "'b' is no number"),
+        ("echo '{\"message\": 1}' >&", "no answer of a metric: "),
+        ("printf '[%.0s' {1..5000} >&$fd; echo >&", "deep"),
+        ("cat /dev/zero >&", "no answer of a metric: more than 8.0 MiB"),
+        ("kill -40 $$ #", "has ended its process (signal 40)"),
+        ("{ head -c 9000000 /dev/zero | tr '\\0' x; exit 3; } >&2 #", "xxx"),
+    ],
+)
+def test_what_is_no_answer_is_bounded_and_has_words(
+    answer: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def script(module: str, descriptor: str, **_: Any) -> list[str]:
+        return ["bash", "-c", f"fd={descriptor}; read -r -u $fd; {answer}$fd"]
+
+    monkeypatch.setattr(interpreter, "module", script)
+    request = {"call": "compute", "metric": "m"}
+    with (
+        MetricProcess(dict(os.environ)) as metric_process,
+        pytest.raises(MetricError, match=re.escape(words)) as caught,
+    ):
+        metric_process.ask(request, Numbers, timeout_s=None)
+    assert "--metric 'm' has" in caught.value.message
+    assert len(caught.value.message) < 500
 
 
 def test_nan_of_the_model_is_told_before_metrics_see_it(

@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -324,7 +323,7 @@ class Connection:
         """Returns the error of a connection that could not be made, or was cut."""
         name = self.cluster.name
         if done.returncode < 0:
-            signal_name = signal.Signals(-done.returncode).name
+            signal_name = process.signal_name(-done.returncode)
             return SlurmftError(
                 f"the connection to {name} is gone: {done.args[0]} was killed by {signal_name}",
                 f"the same command again: {self.command}; {_ONCE}",

@@ -13,13 +13,12 @@ The caches are where $HF_HOME says; jobs must see the same folder. Local folders
 
 import argparse
 import dataclasses
-import signal
 import subprocess
 from collections.abc import Iterable
 
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, typed_options
-from slurmft.core import interpreter
+from slurmft.core import interpreter, process
 from slurmft.core.credentials import redact
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import to_json
@@ -123,7 +122,7 @@ def load(train: TrainConfig, offline: bool) -> int:
     done = subprocess.run(command, env=environment, check=False)
     # A signal ended it: the kernel's SIGKILL, mostly, where memory is short.
     if done.returncode < 0:
-        name = signal.Signals(-done.returncode).name
+        name = process.signal_name(-done.returncode)
         raise SlurmftError(
             f"the process that loads the model was ended by {name}",
             "fetch where there is more memory: the model is loaded whole",

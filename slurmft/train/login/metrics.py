@@ -15,7 +15,7 @@ from slurmft.train import metric_spec
 from slurmft.train.config import TrainConfig
 from slurmft.train.login import inputs
 from slurmft.train.login.caches import environment_of_caches
-from slurmft.train.metric_process import MetricProcess
+from slurmft.train.metric_process import Description, MetricProcess, Trial
 from slurmft.train.metric_spec import MetricSpec
 from slurmft.train.own_task import facts
 
@@ -130,10 +130,8 @@ def _examined(
     with _process(offline=True, file_locks=file_locks) as metric_process:
         numbers = {}
         for text in metrics:
-            answer = metric_process.ask(
-                json.loads(request) | {"metric": text}, _TRIAL_S
-            )
-            numbers[text] = answer["numbers"]
+            of_metric = json.loads(request) | {"metric": text}
+            numbers[text] = metric_process.ask(of_metric, Trial, _TRIAL_S).numbers
     return numbers
 
 
@@ -150,8 +148,9 @@ def fetch(metrics: Sequence[str], offline: bool) -> list[str]:
     with _process(offline) as metric_process:
         for text in metrics:
             request = {"call": "fetch", "seed": None, "refresh": not offline}
-            answer = metric_process.ask(request | {"metric": text}, _TRIAL_S)
-            lines.append(f"{text}: {answer['takes']}")
+            of_metric = request | {"metric": text}
+            answer = metric_process.ask(of_metric, Description, _TRIAL_S)
+            lines.append(f"{text}: {answer.takes}")
     return lines
 
 

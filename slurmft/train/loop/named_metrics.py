@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,9 +16,16 @@ from slurmft.core.text import some
 from slurmft.train import metric_spec
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.loop.setup import Setup
-from slurmft.train.metric_process import MetricError, MetricProcess
+from slurmft.train.metric_process import (
+    MetricError,
+    MetricProcess,
+    Numbers,
+    Trial,
+)
 from slurmft.train.metric_spec import MetricSpec
 from slurmft.train.tasks.evaluate_metrics import MetricInputs
+
+T = TypeVar("T")
 
 _SHARE_OF_HANG = 0.8
 """Metrics may take this share of the time after which ranks without a heartbeat count as hung: a
@@ -100,9 +107,9 @@ class NamedMetrics:
                 "classes": self._classes(),
                 "computes": True,
             }
-            answer = self._ask(spec, request, deadline)
-            numbers = answer["numbers"]
-            loaded = _Loaded(spec, answer["form"], spec.value_names(numbers))
+            trial = self._ask(spec, request, Trial, deadline)
+            numbers = trial.numbers
+            loaded = _Loaded(spec, trial.form, spec.value_names(numbers))
             self._loaded.append(loaded)
             if spec.text == setup.config.metric[0]:
                 value = spec.deciding(numbers)
@@ -199,14 +206,18 @@ class NamedMetrics:
         return time.monotonic() + _SHARE_OF_HANG * hang_timeout_s
 
     def _ask(
-        self, spec: MetricSpec, request: dict[str, Any], deadline: float | None
-    ) -> dict[str, Any]:
+        self,
+        spec: MetricSpec,
+        request: dict[str, Any],
+        kind: type[T],
+        deadline: float | None,
+    ) -> T:
         """Sends a request about a metric to the process. Raises as `MetricProcess.ask`."""
         timeout_s = None
         if deadline is not None:
             timeout_s = max(1.0, deadline - time.monotonic())
         of_metric = {"metric": spec.text, "seed": self._setup.config.seed}
-        return self._process.ask(request | of_metric, timeout_s)
+        return self._process.ask(request | of_metric, kind, timeout_s)
 
     def in_order(self, metrics: dict[str, float]) -> dict[str, float]:
         """Returns the metrics of an evaluation, the deciding one first: it is the primary one."""
@@ -241,7 +252,7 @@ class NamedMetrics:
                 "predictions": inputs.predictions,
                 "references": inputs.references,
             }
-            numbers |= self._ask(spec, request, deadline)["numbers"]
+            numbers |= self._ask(spec, request, Numbers, deadline).numbers
         except MetricError as error:
             self._warn(error.message)
             is_told = True

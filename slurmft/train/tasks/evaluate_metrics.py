@@ -38,6 +38,7 @@ _WHOLE_NUMBER = re.compile(r"0|-?[1-9]\d{0,8}", re.ASCII)
 """The name of a class that is a number, as metrics take them: of 32 bits."""
 _OF_PROBABILITIES = ("brier_score",)
 """Metrics that take probabilities, which their features call numbers, as those of an error do."""
+_LONGEST_LINE = 300
 _MOST_NUMBERS = 200
 """Each is a line of tables, and in the records of each evaluation."""
 
@@ -361,7 +362,7 @@ class EvaluateMetric:
             sought = f"no number {self.spec.value}"
         hint = "give arguments with which it returns one, as average=macro"
         if numbers:
-            hint = f"its numbers are {some(list(numbers))}"
+            hint = f"its numbers are {_beginning(some(list(numbers)))}"
         returned = _shape(result)
         problem = f"--metric {self.spec.text!r} returns {sought}, but {returned}"
         return MetricError(problem, hint)
@@ -534,8 +535,13 @@ def reason(error: BaseException) -> str:
         line = text
     elif isinstance(error, OSError) and error.filename:
         line += f": {str(error.filename)!r}"
-    if len(line) > 300:
-        line = f"{line[:300]} ..."
+    return _beginning(line)
+
+
+def _beginning(line: str) -> str:
+    """Returns a line of a script's, of a long one its beginning."""
+    if len(line) > _LONGEST_LINE:
+        return f"{line[:_LONGEST_LINE]} ..."
     return line
 
 
@@ -568,7 +574,8 @@ def _shape(result: Mapping[str, Any]) -> str:
     """Returns what a result is, in words."""
     if not result:
         return "an empty dictionary"
-    return ", ".join(f"{key} ({type(each).__name__})" for key, each in result.items())
+    names = [f"{key} ({type(each).__name__})" for key, each in result.items()]
+    return _beginning(some(names))
 
 
 def _described(features: Mapping[str, Any]) -> str:
