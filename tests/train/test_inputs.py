@@ -400,6 +400,23 @@ def test_web_pages(tmp_path: Path) -> None:
         assert "<p>" in read_columns(text, ["text"])["text"][0]
 
 
+@pytest.mark.parametrize(
+    ("content", "columns"),
+    [
+        # A name has a comma, and so have texts.
+        ("text, cleaned\tlabel\na, b, c\tx\nd\ty\n", {"text, cleaned", "label"}),
+        ("text,raw\tlabel\na, b\tx\nd\ty\n", {"text,raw", "label"}),
+        # Tabs within names and cells of a file with commas.
+        ("text\traw,label\na,x\nb,y\n", {"text\traw", "label"}),
+        ("text\traw,label\na\tb,x\nc\td,y\n", {"text\traw", "label"}),
+        ("text\tlabel\na, b\tx\n", {"text", "label"}),
+    ],
+)
+def test_tabs_in_a_csv(content: str, columns: set[str], tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text(content)
+    assert read_columns(tmp_path / "train.csv").keys() == columns
+
+
 @pytest.mark.parametrize("name", ["train.tsv", "Train.TSV", "my.tsv.TSV.GZ"])
 def test_commas_in_a_tsv(name: str, tmp_path: Path) -> None:
     content = TICKETS.encode()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peft
 import pytest
 import torch
 import transformers
@@ -154,6 +155,46 @@ def test_adapters_and_heads_train(name: str, head: str, whole: set[str]) -> None
         len(found - heads) == 2 * len(linear) >= 2 * 6 * model.config.num_hidden_layers
     )
     assert freezing.trained(model).keys() == found
+
+
+@pytest.mark.parametrize("load", ["slurmft", "peft"])
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_a_head_of_which_peft_wraps_a_part_loads(
+    use_dora: bool, load: str, tmp_path: Path
+) -> None:
+    """As BigBird's for questions, with an output layer of its own."""
+
+    def model() -> Any:
+        torch.manual_seed(0)
+        bigbird = transformers.BigBirdConfig(
+            vocab_size=60,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=24,
+            attention_type="original_full",
+        )
+        return transformers.BigBirdForQuestionAnswering(bigbird).eval()
+
+    trained_model = model()
+    adapter = Adapter(trained_model, config(use_dora=use_dora))
+    for name, weight in trained_model.named_parameters():
+        if weight.requires_grad:
+            torch.nn.init.normal_(weight, std=0.1)
+            assert not (name.startswith("qa_classifier") and "lora_" in name)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "README.md").touch()
+    adapter.save(folder, None, False, torch.float32)
+    loaded = model()
+    if load == "slurmft":
+        lora.attach(loaded, str(folder))
+    else:
+        loaded = peft.PeftModel.from_pretrained(loaded, str(folder))
+    ids = torch.arange(5, 13)[None]
+    with torch.no_grad():
+        expected = trained_model.eval()(ids).start_logits
+        torch.testing.assert_close(loaded.eval()(ids).start_logits, expected)
 
 
 def test_modules_without_weights_train_whole(tiny_model: Path, tmp_path: Path) -> None:

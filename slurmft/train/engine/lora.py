@@ -32,6 +32,9 @@ _TASK_TYPES = {
 }
 """PEFT's name of a task -> kind of models -> class of transformers that has its head."""
 
+_WRAPPED_BY_PEFT = {"classifier", "score", "qa_outputs"}
+"""Modules that PEFT's classes for tasks train whole, wherever in a model they are."""
+
 
 class Adapter:
     """Adapters of a model of transformers; they, and its head, are all that trains.
@@ -141,10 +144,13 @@ def task_type(model: Any) -> str | None:
 
 def attach(model: Any, folder: str) -> None:
     """Puts a saved adapter, with its head, into the modules of its model."""
-    from peft import PeftModel
+    from peft import PeftConfig, PeftModel
 
+    config = PeftConfig.from_pretrained(folder)
+    # PEFT's classes for tasks wrap parts of heads, also of one that is saved as a whole.
+    config.task_type = None
     # PEFT's own model, which has ours within, is not needed.
-    PeftModel.from_pretrained(model, folder)
+    PeftModel.from_pretrained(model, folder, config=config)
 
 
 # --- weights in 4 bits ----------------------------------------------------------------------------
@@ -203,23 +209,38 @@ def _heads(model: Any) -> list[str]:
     They are those on top of the base model, unless it writes words, and those that its source has
     no weights for.
     """
-    heads = set()
+    tops: set[str] = set()
+    heads: set[str] = set()
     writes_words = model.get_output_embeddings() is not None
     has_head = model.base_model is not model
     if has_head and not writes_words:
         for name, module in model.named_children():
-            # Dropouts and activations have nothing to train.
-            has_weights = any(True for _ in module.parameters())
-            if module is not model.base_model and has_weights:
-                heads.add(name)
+            if module is not model.base_model:
+                tops.add(name)
+                heads.update(_parts_with_weights(name, module))
     new_modules = set()
     for name in getattr(model, "missing_keys", ()):
         # The module of a weight: its name without the last part.
         module_name, _, _ = name.rpartition(".")
         new_modules.add(module_name)
     # A head trains with all that is in it.
-    below_heads = {name for name in new_modules if name.partition(".")[0] in heads}
+    below_heads = {name for name in new_modules if name.partition(".")[0] in tops}
     return sorted(heads | (new_modules - below_heads))
+
+
+def _parts_with_weights(name: str, module: torch.nn.Module) -> list[str]:
+    """Returns the name of a head, or those of its parts where PEFT would wrap one of them besides,
+    as in that of BigBird for questions; none where it has nothing to train, as a dropout."""
+    if not any(True for _ in module.parameters()):
+        return []
+    children = dict(module.named_children())
+    if not _WRAPPED_BY_PEFT & children.keys():
+        return [name]
+    parts = []
+    for child_name, child in children.items():
+        if any(True for _ in child.parameters()):
+            parts.append(f"{name}.{child_name}")
+    return parts
 
 
 def _cure(config: TrainConfig) -> str:

@@ -48,6 +48,8 @@ _WEB_PAGE = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype\b|html\b)", re.IGNORECASE
 _COPY_AGAIN = "copy or write it again"
 _MOST_WORDS_OF_NAME = 3
 """A column of a longer name is more probably a text: the file has no header."""
+_ROWS_OF_SEPARATOR = 100
+"""Rows that show which character is between the cells."""
 _LINES_A_ROW = 100
 """Lines of a plain text that make one row."""
 _BLOCK_BYTES = 2**20
@@ -734,11 +736,10 @@ def _separator(header: str, path: Path, names: Sequence[str]) -> str:
             )
         return "\t"
     _check_first_line(header, path)
-    # A comma first: a tab may stand within a name of a column.
+    if "\t" in header and ("," not in header or _has_columns_of_tabs(path)):
+        return "\t"
     if "," in header:
         return ","
-    if "\t" in header:
-        return "\t"
     for separator, name in (
         (";", "semicolons"),
         ("|", "vertical bars"),
@@ -749,6 +750,17 @@ def _separator(header: str, path: Path, names: Sequence[str]) -> str:
                 f"separate them by commas or tabs: {_with_commas(path, separator)}",
             )
     return ","
+
+
+def _has_columns_of_tabs(path: Path) -> bool:
+    """Returns whether the first rows of a file with commas and tabs are separated by tabs: they
+    have as many tabs as the header each, and not as many commas."""
+    with _opened(path) as raw:
+        lines = filter(str.strip, _lines(raw, path))
+        first = list(itertools.islice(lines, _ROWS_OF_SEPARATOR + 1))
+    tabs = {line.count("\t") for line in first}
+    commas = {line.count(",") for line in first}
+    return len(tabs) == 1 and len(commas) > 1
 
 
 def _with_commas(path: Path, separator: str, skipped: int = 0) -> str:

@@ -22,6 +22,7 @@ from slurmft.train.data.stream import prepared
 from slurmft.train.data.tables import Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.loop import memory_limits
+from slurmft.train.loop.incomputable import in_precision
 from slurmft.train.loop.loaded_model import LoadedModel
 from slurmft.train.loop.memory_limits import MemoryLimits
 from slurmft.train.loop.named_metrics import NamedMetrics
@@ -396,7 +397,8 @@ class Evaluator:
         if self._setup.task.evaluates_in_fp32:
             model = getattr(model, "_original_forward", model)
         sent = self._loaded.sent(batch, data.validation)
-        return self._head.evaluate(model, sent, data)
+        with in_precision(self._setup.precision, self._loaded.model):
+            return self._head.evaluate(model, sent, data)
 
     def _record_progress(self, done: int, total: int) -> None:
         """Records now and then how far this rank is; the main rank's stands for all."""

@@ -20,6 +20,7 @@ from slurmft.train.engine import freezing
 from slurmft.train.engine.cpu import Heap
 from slurmft.train.loop.coupling import loss_and_gradient
 from slurmft.train.loop.generators import rng_state, set_rng_state
+from slurmft.train.loop.incomputable import in_backward, in_precision
 from slurmft.train.loop.loaded_model import LoadedModel
 from slurmft.train.loop.memory_limits import check_batch_norms
 from slurmft.train.loop.setup import Setup
@@ -327,7 +328,8 @@ class Learner:
     def _output(self, batch: Batch) -> Any:
         """Returns the output of the model, for a batch on the device."""
         try:
-            return self.model(**batch.inputs)
+            with in_precision(self._setup.precision, self.loaded.model):
+                return self.model(**batch.inputs)
         except RuntimeError as error:
             if _UNFINISHED not in str(error):
                 raise
@@ -347,7 +349,9 @@ class Learner:
             scaled = loss * world_size
         if self.scaler:
             scaled = self.scaler.scale(scaled)
-        torch.autograd.backward(scaled)
+        model = self.loaded.model
+        with in_backward(model), in_precision(self._setup.precision, model):
+            torch.autograd.backward(scaled)
         self._heap.after_batch()  # a CPU's memory, which the allocator would keep
 
     def _update(self) -> Any | None:
