@@ -43,7 +43,7 @@ def explain(reason: str, job: str = "JOB") -> Waiting | None:
 
 
 _AGAIN = "slurmft cancel {job}, then slurmft resume {job}"
-_FEWER = "ask for less (--nodes, --time), or for another partition: sinfo -s"
+_LESS = f"{_AGAIN} with less (--nodes, --time, --cpus-per-task, --gpus-per-node, --mem)"
 _ASK = "what is allowed: sacctmgr show association user=$USER; sacctmgr show qos"
 _RELEASE = "scontrol release {job}"
 _HELD_AFTER_FAILURE = (
@@ -71,7 +71,7 @@ _REASONS: tuple[tuple[str, str, bool, str], ...] = (
     # --- others have to end first ---
     (r"DependencyNeverSatisfied",
      "the job that it starts after ended otherwise than it requires", False,
-     "scancel {job}, and submit it again without --after, or after another run"),
+     "slurmft cancel {job}, and submit it again without --after, or after another run"),
     (r"Dependency", "it starts after another job", True, ""),
     # --- somebody holds it ---
     (r"JobHeldUser", "you hold it", False, _RELEASE),
@@ -93,7 +93,8 @@ _REASONS: tuple[tuple[str, str, bool, str], ...] = (
     (r"ReservationDeleted", "its reservation was deleted", False,
      "scontrol update job={job} reservation="),
     (r"BadConstraints", "no node has what it requires", False,
-     "correct --constraint, --gres or --mem: sinfo -o '%P %f %G %m' shows what there is"),
+     f"{_AGAIN} with another --constraint, --gpus-per-node or --mem; what there is: "
+     "sinfo -o '%P %f %G %m'"),
     (r"FrontEndDown", "the front end is down", True, ""),
     # --- the partition ---
     (r"PartitionTimeLimit", "its time is beyond the partition's limit", False,
@@ -103,18 +104,20 @@ _REASONS: tuple[tuple[str, str, bool, str], ...] = (
      "sinfo -s shows how many of its nodes are up; if the partition gives a job fewer: "
      f"{_AGAIN} with fewer --nodes"),
     (r"PartitionConfig", "the partition does not give a job what it asks for", False,
-     _FEWER),
+     f"{_LESS}, or another --partition: sinfo -s"),
     (r"PartitionDown|PartitionInactive", "the partition is closed", True,
-     "another partition: sinfo -s"),
+     f"for another one (sinfo -s): {_AGAIN} with --partition"),
     (r"MaxMemPerLimit", "it asks for more memory than a job may have", False,
-     "a smaller --mem"),
+     f"{_AGAIN} with a smaller --mem"),
     # --- accounts ---
     (r"InvalidAccount|AccountNotAllowed", "its account may not use the partition", False,
-     f"another --account; {_ASK}"),
+     f"{_AGAIN} with another --account; {_ASK}"),
     (r"InvalidQOS|QOSNotAllowed", "its account or partition does not have this QOS", False,
-     f"another --qos; {_ASK}"),
-    (r"QOSUsageThreshold", "the QOS's share is used up", False, f"another --qos; {_ASK}"),
-    (r"DeadLine", "it cannot end before its deadline", False, "scancel {job}"),
+     f"{_AGAIN} with another --qos; {_ASK}"),
+    (r"QOSUsageThreshold", "the QOS's share is used up", False,
+     f"{_AGAIN} with another --qos; {_ASK}"),
+    (r"DeadLine", "it cannot end before its deadline", False,
+     f"{_AGAIN} with a shorter --time or --sbatch deadline=..."),
     (r"InactiveLimit|NonZeroExitCode|OutOfMemory|SystemFailure|TimeLimit",
      "its last attempt failed", False, _HELD_AFTER_FAILURE),
 )  # fmt: skip
@@ -125,9 +128,12 @@ _LIMITS: tuple[tuple[str, str, bool, str], ...] = (
     (r"(Assoc|QOS)Grp" + _LIMIT,
      "your account or QOS as a whole has reached its limit of {limit}", True,
      f"it starts when others of it have ended, or the limit's period has; {_ASK}"),
-    (r"(Assoc|QOS)?Min" + _LIMIT, "it asks for fewer or less {limit} than the QOS requires", False,
-     f"ask for more, or for another --qos; {_ASK}"),
-    (r"(Assoc|QOS)?Max(?P<limit>\w*?)Per(User|Account)(Limit)?$",
+    (r"(Assoc|QOS)?Min" + _LIMIT, "the QOS requires more {limit} than it asks for", False,
+     f"{_AGAIN} with more, or with another --qos; {_ASK}"),
+    (r"(Assoc|QOS)?Max(?P<limit>\w*?)PerAccount(Limit)?$",
+     "the running jobs of all users of your account have reached its limit of {limit}", True,
+     f"it starts when one of theirs or yours has ended; {_ASK}"),
+    (r"(Assoc|QOS)?Max(?P<limit>\w*?)PerUser(Limit)?$",
      "your running jobs have reached your limit of {limit}", True,
      "it starts when one of yours has ended: slurmft list"),
     (r"(Assoc|QOS)?Max(?P<limit>Jobs|SubmitJobs?)(Limit)?$",
@@ -135,7 +141,7 @@ _LIMITS: tuple[tuple[str, str, bool, str], ...] = (
      "it starts when one of yours has ended: slurmft list"),
     (r"(Assoc|QOS)?Max(?P<limit>\w*?)(Per(Job|Node))?(Limit)?$",
      "it asks for more {limit} than a job of yours may have", False,
-     f"ask for less; {_ASK}"),
+     f"{_LESS}; {_ASK}"),
     (r"(AccountingPolicy|Association|Assoc|QOS)(Job|Resource|Time)?(Limit)?$",
      "a limit of your account or QOS is reached", True, _ASK),
 )  # fmt: skip

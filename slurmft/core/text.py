@@ -190,6 +190,14 @@ def brief(reason: str) -> str:
     return _LONG_PATH.sub(".../", without_process)
 
 
+def after_state(reason: str, state: str) -> str:
+    """Returns a reason as it stands behind the state in one line: without that word at its
+    beginning, as in "cancelled; the newest checkpoint is step-5"."""
+    if reason == state:
+        return ""
+    return reason.removeprefix(f"{state}: ").removeprefix(f"{state}; ")
+
+
 def counted(count: int, one: str, several: str = "") -> str:
     """Returns a number of things: 1 row, 2,000 rows; `several`: the plural, where it is no "s"."""
     if count == 1:

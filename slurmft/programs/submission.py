@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -349,7 +349,7 @@ def description(config: RunConfig) -> list[str]:
     if program is None:
         return []
     lines = [f"# each process of it, in {program.folder}"]
-    lines.append(shlex.join(program.argv))
+    lines.append(shlex.join(_command_line(program)))
     code = source(config)
     if code is not None:
         lines.append(f"# its code: {code.describe()}")
@@ -359,3 +359,14 @@ def description(config: RunConfig) -> list[str]:
         file = program.accelerate_config
         lines.append(f"# Accelerate's variables: decided on the nodes, from {file}")
     return lines
+
+
+def _command_line(program: OwnProgram) -> Sequence[str]:
+    """Returns the command line of a program that is to start: of a run that resumes, with what its
+    checkpoint adds."""
+    # The nodes may see a folder that this machine does not.
+    with contextlib.suppress(OSError):
+        checkpoint = program.newest_checkpoint()
+        if checkpoint is not None:
+            return program.arguments(checkpoint)
+    return program.argv

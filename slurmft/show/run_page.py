@@ -9,6 +9,7 @@ from slurmft.core import fingerprint
 from slurmft.core.decode import decode_or_none
 from slurmft.core.run_files import Snapshot, Transition
 from slurmft.core.text import (
+    after_state,
     ago,
     brief,
     clock,
@@ -188,8 +189,9 @@ def _history(history: Sequence[Transition]) -> list[str]:
     for transition in history[-_HISTORY_LINES:]:
         when = clock(transition.time)
         line = f"{when}  {transition.word}"
-        if transition.reason:
-            line += f": {brief(transition.reason)}"
+        reason = after_state(transition.reason, transition.word)
+        if reason:
+            line += f": {brief(reason)}"
         # 0 is success, which the state says; None is of states that are no end.
         # A reason may end with it.
         code = f"exit code {transition.exit_code}"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slurmft.core.program import PREDICT
-from slurmft.core.text import brief, number
+from slurmft.core.text import after_state, brief, number
 
 COLOURS = {
     "running": "green",
@@ -46,16 +46,13 @@ def next_commands(state: str, kind: str) -> tuple[str, ...]:
 def note(facts: Mapping[str, Any]) -> str:
     """Returns the details of a state: its reason, the expected start, the number of requeues."""
     state = str(facts["state"])
-    # A reason may begin with the state, which stands before it in the same line.
-    reason = str(facts["reason"])
-    reason = reason.removeprefix(f"{state}: ")
-    reason = reason.removeprefix(f"{state}; ")
+    reason = after_state(str(facts["reason"]), state)
     details = []
     waiting = facts["waiting"]
     # One that names the runs it waits for says more than Slurm's reason.
     if waiting is not None and reason in ("", waiting["reason"]):
         details.append(_waiting_words(waiting))
-    elif reason != state and state != "finished":
+    elif reason and state != "finished":
         details.append(reason)
     expected_start = facts["expected_start"]
     if expected_start:

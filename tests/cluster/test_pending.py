@@ -9,7 +9,9 @@ import pytest
 from slurmft.cluster import pending
 from slurmft.cluster.job_state import Report
 from slurmft.cluster.slurm import commands, queue_facts
+from slurmft.core.config import JobConfig
 from slurmft.core.errors import SlurmftError
+from slurmft.core.options import flag, options
 from slurmft.core.program import PREDICT
 from slurmft.show import status_words
 
@@ -56,8 +58,15 @@ def test_reason_of_slurm_in_words(reason: str) -> None:
     for text in (waiting.cause, waiting.action):
         assert "{" not in text
         assert reason not in text
-    # A job that cannot start by itself needs somebody who does something.
+    # A job that cannot start by itself needs somebody who does something: a command to type.
     assert waiting.by_itself or waiting.action
+    is_typed = re.match(r"slurmft|scontrol|see the logs|ask the site", waiting.action)
+    assert waiting.by_itself or is_typed
+    flags = set(re.findall(r"--[a-z-]+", waiting.action)) - {"--after"}
+    changeable = {
+        flag(name) for name, each in options(JobConfig).items() if not each.identifies
+    }
+    assert flags <= changeable
 
 
 @pytest.mark.parametrize(
@@ -66,7 +75,8 @@ def test_reason_of_slurm_in_words(reason: str) -> None:
         ("QOSMaxGRESPerUser", "limit of GPUs", True),
         ("AssocGrpCPUMinutesLimit", "limit of minutes of CPUs", True),
         ("AssocMaxCpuPerJobLimit", "more CPUs than a job", False),
-        ("QOSMinGRES", "than the QOS requires", False),
+        ("QOSMinGRES", "the QOS requires more GPUs", False),
+        ("MaxCpuPerAccount", "all users of your account have reached its", True),
         ("AssocMaxJobsLimit", "your limit of jobs", True),
     ],
 )

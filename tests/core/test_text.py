@@ -7,6 +7,7 @@ import pytest
 from slurmft.core.terminal import plain
 from slurmft.core.text import (
     ScreenColumn,
+    after_state,
     aligned,
     on_screen,
     shown,
@@ -31,6 +32,19 @@ NAMES = (
 )
 def test_width_is_that_of_the_terminal(text: str, width: int) -> None:
     assert width_of(text) == width
+
+
+@pytest.mark.parametrize(
+    ("reason", "behind"),
+    [
+        ("cancelled; there is no checkpoint", "there is no checkpoint"),
+        ("cancelled: by its user", "by its user"),
+        ("cancelled", ""),
+        ("the job 7 was cancelled", "the job 7 was cancelled"),
+    ],
+)
+def test_a_state_does_not_stand_twice(reason: str, behind: str) -> None:
+    assert after_state(reason, "cancelled") == behind
 
 
 def test_columns_stay_beside_names_that_are_escaped_or_wide() -> None:

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from slurmft.node import sealed
 from slurmft.node.rendezvous import TakenPortError, first_line, free_ports
 from slurmft.node.sealed import Channel
-from slurmft.programs import checkpoints, file_ends, start_point
+from slurmft.programs import checkpoints, file_ends, start_point, submission
 from slurmft.programs.description import OwnProgram, in_words
 from slurmft.programs.process import is_of_loading
 from slurmft.programs.start_point import StartPoint
@@ -508,6 +508,17 @@ def test_passed_over_ones_are_not_taken(tmp_path: Path) -> None:
     old, new = reversed(program.checkpoints())
     assert program.newest_checkpoint([in_words(new)]) == old
     assert program.newest_checkpoint([in_words(new), in_words(old)]) is None
+
+
+def test_a_dry_run_of_a_resume_shows_the_checkpoint(tmp_path: Path) -> None:
+    """None of the files that were there before the run."""
+    make(tmp_path, "step-1.pt")
+    words = "--from {latest}"
+    earlier = own(tmp_path, resume_args=words).marked()
+    assert submission._command_line(earlier) == ("x",)
+    make(tmp_path, "step-1.pt", "step-2.pt")
+    newest = earlier.checkpoints()[0]
+    assert submission._command_line(earlier) == ["x", "--from", str(newest)]
 
 
 def test_resume_args_without_latest(tmp_path: Path) -> None:
