@@ -10,7 +10,7 @@ import importlib
 import os
 import sys
 import traceback
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 
@@ -109,6 +109,19 @@ def exit_code_of(error: Exception) -> int | None:
     return None
 
 
+def _end_now(code: int) -> NoReturn:
+    """Ends this process, and with it its ranks, without waiting for its threads.
+
+    A second rank that fails interrupts torchrun while it ends the first ones. The threads that read
+    its ranks' logs then never hear that they are to end, and Python would wait for them for ever.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        # The disk of the log may be full.
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(code)
+
+
 def main(argv: list[str]) -> None:
     signals.block()
     log_times.stamp_output("stdout", "stderr")  # before torch's logging uses them
@@ -133,7 +146,7 @@ def main(argv: list[str]) -> None:
     except SignalException:
         # A rank that has failed for good ends torchrun so, and has recorded why: a traceback of
         # torchrun itself would bury it.
-        raise SystemExit(1) from None
+        _end_now(1)
     except Exception as error:
         # The task of the node records what the exit code says.
         code = exit_code_of(error)

@@ -108,3 +108,48 @@ def test_a_lost_store_has_an_exit_code_of_its_own() -> None:
     lost.__cause__ = DistNetworkError("Failed to recv")
     assert torchrun.exit_code_of(lost) == LOST_STORE
     assert torchrun.exit_code_of(RuntimeError("another")) is None
+
+
+INTERRUPTED = """
+import sys
+import threading
+from types import SimpleNamespace
+from slurmft.node import agents, torchrun
+
+
+class SignalException(Exception):
+    pass
+
+
+def end_ranks(argv):
+    # As a reader of a rank's log, which torch's own end would have ended.
+    threading.Thread(target=threading.Event().wait).start()
+    raise SignalException("a second rank has failed")
+
+
+# torch itself takes seconds to import, and is not the subject.
+multiprocessing = "torch.distributed.elastic.multiprocessing"
+stand_ins = {
+    f"{multiprocessing}.api": SimpleNamespace(SignalException=SignalException),
+    f"{multiprocessing}.subprocess_handler": SimpleNamespace(SubprocessHandler=None),
+    "torch.distributed.run": SimpleNamespace(main=end_ranks),
+}
+sys.modules.update(stand_ins)
+torchrun.bind_stores = agents.serve_ranks = lambda *_: None
+agents.Ending.await_others = lambda *_: None
+torchrun.main([])
+"""
+
+
+def test_torchrun_that_is_interrupted_while_it_ends_its_ranks_waits_for_no_thread() -> (
+    None
+):
+    """Two ranks that fail at once each end torchrun: the second interrupts the end of the first."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, "")
