@@ -100,7 +100,7 @@ def sweep(folder: Path, form: re.Pattern[str]) -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        return [f"what is left in {str(folder)!r} stays: {error.strerror or error}"]
+        return [_line_of_unread(folder, error)]
     for path in paths:
         try:
             remove(path, form)
@@ -109,6 +109,21 @@ def sweep(folder: Path, form: re.Pattern[str]) -> list[str]:
         except OSError as error:
             left.append(f"{str(path)!r} stays: {error.strerror or error}")
     return left
+
+
+def left_alone(folder: Path, form: re.Pattern[str], why: str) -> list[str]:
+    """Returns a line for each of a form in a folder from which nothing is removed."""
+    try:
+        paths = _matching(folder, form)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        return [_line_of_unread(folder, error)]
+    return [f"{str(path)!r} stays: {why}" for path in paths]
+
+
+def _line_of_unread(folder: Path, error: OSError) -> str:
+    return f"what is left in {str(folder)!r} stays: {error.strerror or error}"
 
 
 def matching(folder: Path, form: re.Pattern[str]) -> list[Path]:

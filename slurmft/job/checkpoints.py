@@ -182,9 +182,8 @@ def remove_leftovers(run: RunDir, bad: bool = False) -> list[str]:
     """Removes what a kill during a save left behind, and damaged checkpoints if `bad`; returns a
     line for each that stays."""
     if trusted.is_open_to_renames(run.checkpoints):
-        names = removal.matching(run.checkpoints, HALF_CHECKPOINT)
         why = "others can rename what is there"
-        return [f"{str(path)!r} stays: {why}" for path in names]
+        return removal.left_alone(run.checkpoints, HALF_CHECKPOINT, why)
     left = removal.sweep(run.checkpoints, HALF_CHECKPOINT)
     if bad:
         left += removal.sweep(run.checkpoints, BAD_CHECKPOINT)
