@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -105,8 +105,13 @@ class User:
 
     def own(self, folder: Path) -> Path:
         """Gives a folder, with all that is in it, to this user."""
-        for path in (folder, *folder.rglob("*")):
-            os.chown(path, self.uid, self.uid, follow_symlinks=False)
+        paths = [folder]
+        for parent, folders, files in os.walk(folder):
+            paths += [Path(parent, name) for name in (*folders, *files)]
+        for path in paths:
+            # A job of another test may end meanwhile.
+            with suppress(FileNotFoundError):
+                os.chown(path, self.uid, self.uid, follow_symlinks=False)
         return folder
 
 
