@@ -2802,7 +2802,7 @@ def packed_in_another_folder(ada: User, eve: User) -> None:
     "not unpacked: the run uses the shared environment",
 )
 def archive_on_a_node(ada: User, eve: User) -> None:
-    disk = ada.home / "disk"
+    disk = ada.home / "disk of a node"
     disk.mkdir()
     disk.chmod(0o1777)
     tree = ada.write(ada.home / "packed" / "bin" / "python", "").parents[1]
