@@ -92,16 +92,23 @@ def discard_empty(folder: Path) -> None:
         os.rmdir(folder.name, dir_fd=above)
 
 
-def sweep(folder: Path, form: re.Pattern[str]) -> list[str]:
-    """Removes all of a form from a folder; returns a line for what stays."""
+def sweep(folder: Path, form: re.Pattern[str], why_not: str = "") -> list[str]:
+    """Removes all of a form from a folder; returns a line for what stays.
+
+    Args:
+        why_not: why nothing may be removed there, so that all of it stays.
+    """
     left = []
     try:
         paths = _matching(folder, form)
     except FileNotFoundError:
         return []
     except OSError as error:
-        return [_line_of_unread(folder, error)]
+        return [f"what is left in {str(folder)!r} stays: {error.strerror or error}"]
     for path in paths:
+        if why_not:
+            left.append(f"{str(path)!r} stays: {why_not}")
+            continue
         try:
             remove(path, form)
         except FileNotFoundError:  # another process has removed it
@@ -109,21 +116,6 @@ def sweep(folder: Path, form: re.Pattern[str]) -> list[str]:
         except OSError as error:
             left.append(f"{str(path)!r} stays: {error.strerror or error}")
     return left
-
-
-def left_alone(folder: Path, form: re.Pattern[str], why: str) -> list[str]:
-    """Returns a line for each of a form in a folder from which nothing is removed."""
-    try:
-        paths = _matching(folder, form)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        return [_line_of_unread(folder, error)]
-    return [f"{str(path)!r} stays: {why}" for path in paths]
-
-
-def _line_of_unread(folder: Path, error: OSError) -> str:
-    return f"what is left in {str(folder)!r} stays: {error.strerror or error}"
 
 
 def matching(folder: Path, form: re.Pattern[str]) -> list[Path]:

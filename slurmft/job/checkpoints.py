@@ -183,7 +183,7 @@ def remove_leftovers(run: RunDir, bad: bool = False) -> list[str]:
     line for each that stays."""
     if trusted.is_open_to_renames(run.checkpoints):
         why = "others can rename what is there"
-        return removal.left_alone(run.checkpoints, HALF_CHECKPOINT, why)
+        return removal.sweep(run.checkpoints, HALF_CHECKPOINT, why)
     left = removal.sweep(run.checkpoints, HALF_CHECKPOINT)
     if bad:
         left += removal.sweep(run.checkpoints, BAD_CHECKPOINT)
