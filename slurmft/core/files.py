@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from slurmft.core import descent, removal
 from slurmft.core.errors import UsageError
 from slurmft.core.removal import aside_of
-from slurmft.core.writers import remove_lists
+from slurmft.core.writers import remove_lists, set_folder_mode
 
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -447,7 +447,7 @@ def _made(aside: Path, above: int) -> Iterator[Path]:
             # With a list, it was made without the umask, which can only be read by setting another.
             umask = os.umask(0o077)
             os.umask(umask)
-            os.fchmod(folder, 0o777 & ~umask)
+            set_folder_mode(folder, 0o777 & ~umask)
             # Until then, those whom the list names could write into it.
             _check_new(folder, aside)
         inode = os.fstat(folder).st_ino

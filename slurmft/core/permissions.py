@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slurmft.core.below import Below
 from slurmft.core.filesystem import existing
-from slurmft.core.writers import remove_lists
+from slurmft.core.writers import remove_lists, set_folder_mode
 
 
 def settle(share_with_group: bool) -> None:
@@ -98,10 +98,8 @@ def _make(path: Path, mode: int, may_be_used: bool) -> None:
             return
         folder = new.path()
         remove_lists(folder)
-        # By mkdir's mode the umask would decide, and setgid would be lost.
-        inherited = folder.stat().st_mode & stat.S_ISGID
-        with contextlib.suppress(PermissionError):  # a file system that knows no modes
-            folder.chmod(inherited | mode)
+        # By mkdir's mode the umask would decide.
+        set_folder_mode(folder, mode)
 
 
 @contextlib.contextmanager

@@ -63,9 +63,18 @@ def remove_lists(folder: int | Path) -> bool:
     Where they are, the umask does not count: what is made there would be open to those whom they
     name.
     """
-    had_any = False
-    for name in _LISTS:
-        with contextlib.suppress(OSError):  # it has none, or the file system knows none
+    try:
+        lists = [name for name in os.listxattr(folder) if name in _LISTS]
+    except OSError:  # the file system knows none
+        return False
+    for name in lists:
+        with contextlib.suppress(OSError):  # another process has removed it
             os.removexattr(folder, name)
-            had_any = True
-    return had_any
+    return bool(lists)
+
+
+def set_folder_mode(folder: int | Path, mode: int) -> None:
+    """Gives a folder a mode; if it hands its group on to what is made in it, it goes on doing so."""
+    handing_on = os.stat(folder).st_mode & stat.S_ISGID
+    with contextlib.suppress(PermissionError):  # a file system that knows no modes
+        os.chmod(folder, handing_on | mode)

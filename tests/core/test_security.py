@@ -16,7 +16,7 @@ import pytest
 
 from slurmft.cluster import launcher
 from slurmft.cluster.submit import provenance
-from slurmft.core import credentials, hooks, permissions
+from slurmft.core import credentials, files, hooks, permissions
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.run_files import Failure
@@ -73,8 +73,8 @@ def test_run_of_a_group_with_a_token(tmp_path: Path) -> None:
         hashlib.sha256(f"{TOKEN}\n".encode()).hexdigest()
     )
     assert TOKEN not in Path(f"{seen}.ps").read_text() + done.out + done.err
-    files = [p for p in done.run.path.rglob("*") if p.is_file()]
-    assert not [p for p in files if TOKEN.encode() in p.read_bytes()]
+    paths = [p for p in done.run.path.rglob("*") if p.is_file()]
+    assert not [p for p in paths if TOKEN.encode() in p.read_bytes()]
     assert modes(done.run.path) == {"folders": {0o2750}, "files": {0o640}}
 
 
@@ -82,6 +82,9 @@ def test_folder_keeps_the_group_of_a_project(tmp_path: Path) -> None:
     tmp_path.chmod(0o2770)
     permissions.make_folder(tmp_path / "run", share_with_group=False)
     assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o2700
+    with files.new_folder(tmp_path / "model") as model:
+        (model / "file").touch()
+    assert stat.S_IMODE((tmp_path / "model").stat().st_mode) == 0o2755
 
 
 @pytest.mark.extra("studies")
