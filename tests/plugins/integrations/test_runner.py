@@ -31,7 +31,10 @@ CASES = {
     "raises while handling": "try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise KeyError(1)",
     "has an error of syntax": "x = = 1",
     "spawns": "if __name__ == '__main__':\n    import multiprocessing as m\n"
-    "    print(m.get_context('spawn').Pool(1).map(beside.double, [4]))",
+    "    pool = m.get_context('spawn').Pool(1)\n"
+    "    print(pool.map(beside.double, [4]))\n"
+    # Or it is killed with what it has not written yet.
+    "    pool.close()\n    pool.join()",
 }
 
 
