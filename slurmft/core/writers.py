@@ -74,7 +74,7 @@ def remove_lists(folder: int | Path) -> bool:
 
 
 def set_folder_mode(folder: int | Path, mode: int) -> None:
-    """Gives a folder a mode; if it hands its group on to what is made in it, it goes on doing so."""
+    """Gives a folder a mode; one that hands its group on to what is made in it goes on doing so."""
     handing_on = os.stat(folder).st_mode & stat.S_ISGID
     with contextlib.suppress(PermissionError):  # a file system that knows no modes
         os.chmod(folder, handing_on | mode)
