@@ -114,7 +114,7 @@ class Trial:
             "--runs-dir",
             str(self.folder / name),
             "--time",
-            "10",
+            "30",
             "--cpus-per-task",
             "1",
         )

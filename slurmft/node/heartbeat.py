@@ -46,9 +46,9 @@ def processes(folder: Path, rank: int) -> list[int]:
     return [int(pid) for pid in text.split()]
 
 
-def note_end(folder: Path, rank: int, pid: int) -> None:
-    """Notes that the process of a rank has ended without an error."""
-    (folder / f"ended-{rank}").write_text(str(pid))
+def note_end(folder: Path, rank: int) -> None:
+    """Notes that the last process of a rank has ended without an error."""
+    (folder / f"ended-{rank}").write_text(str(processes(folder, rank)[-1]))
 
 
 def has_ended_well(folder: Path, rank: int) -> bool:
@@ -67,6 +67,10 @@ def ranks(folder: Path) -> list[int]:
 
 OUTPUT = "output"
 """Phase of beats that are lines of output, from a program that reports no steps."""
+SILENT = "silent"
+"""Phase of such a program before its first line."""
+WITHOUT_STEPS = (OUTPUT, SILENT)
+"""Phases of programs that do not beat themselves."""
 
 # Phase after a step of training.
 _STEP = "train"
@@ -78,7 +82,8 @@ _FEWEST_STEPS = 10
 _LAYOUT = struct.Struct("<dddq16s")
 # How many times longer than a step these phases may take. A start imports, tokenizes and
 # compiles; a save may be the last one. When ranks connect, all of them are there.
-_PATIENCE = {"start": 6.0, "save": 6.0, "connect": 1.0, OUTPUT: 1.0}
+_PATIENCE = {"start": 6.0, "save": 6.0, "connect": 1.0, OUTPUT: 1.0, SILENT: 1.0}
+START_PATIENCE = _PATIENCE["start"]
 
 
 @dataclass(frozen=True, slots=True)

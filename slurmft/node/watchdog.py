@@ -28,6 +28,8 @@ from slurmft.runs.rundir import RunDir
 
 # States of a process that got SIGSTOP, or that is being debugged.
 _STOPPED = ("T", "t")
+_OVER = ("Z", "gone")
+"""States of a process that has ended."""
 
 # How long ranks have to write their stacks, here and on other nodes.
 _DUMP_S = 5.0
@@ -121,7 +123,7 @@ class Watchdog:
         beat = late[rank]
         seconds = time.monotonic() - beat.time
         description = f"no output for {duration(seconds)}"
-        if beat.phase != heartbeat.OUTPUT:
+        if beat.phase not in heartbeat.WITHOUT_STEPS:
             description = f"no step for {duration(seconds)}"
             description += f" ({beat.phase}, after step {beat.step})"
         if stopped:
@@ -155,7 +157,10 @@ class Watchdog:
         late: dict[int, heartbeat.Beat] = {}
         for rank in self.ranks():
             beat = heartbeat.read(self.folder / f"beat-{rank}")
-            if beat and self._is_late(rank, beat):
+            if not beat or not self._is_late(rank, beat):
+                continue
+            # Others may go on for as long as they like.
+            if not heartbeat.has_ended_well(self.folder, rank):
                 late[rank] = beat
         return late
 
@@ -300,10 +305,18 @@ class Watchdog:
         if process_state(self._pid(rank)) in _STOPPED:
             return True
         sign = self._silent.sign(rank, limit_s)
-        return sign.answer is None and now - sign.called_at > limit_s
+        if sign.answer is not None:
+            return False
+        # No sign of any kind yet: it still starts.
+        if beat.phase == heartbeat.SILENT and sign.called_at == -math.inf:
+            return now - last_sign > limit_s * heartbeat.START_PATIENCE
+        return now - sign.called_at > limit_s
 
     def _limit_s(self, rank: int, beat: heartbeat.Beat) -> float:
         """Returns how long a rank may take from this beat to the next."""
+        # The last beat of a process says nothing about the start of the next one.
+        if process_state(self._pid(rank)) in _OVER:
+            return self._timeout_s * heartbeat.START_PATIENCE
         step_s = beat.slowest_step_s
         if self._knows_steps and step_s:
             limit_s = min(max(_SLOW_STEPS * step_s, _LEAST_S), self._timeout_s)

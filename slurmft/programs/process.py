@@ -42,7 +42,7 @@ from slurmft.node import (
     signals,
 )
 from slurmft.node.hardware import host_name
-from slurmft.node.heartbeat import OUTPUT, Heart
+from slurmft.node.heartbeat import OUTPUT, SILENT, WITHOUT_STEPS, Heart
 from slurmft.node.memory_kills import MemoryKills, killed
 from slurmft.node.peers import says_lost_peer
 from slurmft.node.profiles import bind_rank
@@ -183,7 +183,7 @@ class OwnProcess:
             environment[heartbeat.STACKS] = str(folder / f"stacks-{self._rank}")
         child = self._start_process(command, environment)
         if folder is not None:
-            self._heart = Heart(self._heartbeat_file, OUTPUT)
+            self._heart = Heart(self._heartbeat_file, SILENT)
             # For the node's watchdog, which looks at the program and not at this process.
             heartbeat.note_process(folder, self._rank, child.pid)
         return child
@@ -249,7 +249,7 @@ class OwnProcess:
         if self._heartbeat_file is None:
             return False
         beat = heartbeat.read(self._heartbeat_file)
-        return beat is not None and beat.phase != OUTPUT
+        return beat is not None and beat.phase not in WITHOUT_STEPS
 
     def _on_signal(self, number: int, sender: int) -> None:
         with self._lock:
@@ -394,7 +394,7 @@ class OwnProcess:
         if folder is not None and self._child is not None:
             # No room, or the task of the node has ended: nobody will ask.
             with contextlib.suppress(OSError):
-                heartbeat.note_end(folder, self._rank, self._child.pid)
+                heartbeat.note_end(folder, self._rank)
 
     def _await_stop(self) -> None:
         """Waits a moment for a stop signal: Slurm sends it to every process of a step, and the

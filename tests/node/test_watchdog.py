@@ -389,6 +389,50 @@ def test_a_silent_rank_that_does_not_answer_hangs(
     assert dog.check() is not None
 
 
+def test_a_program_that_starts_silently_has_the_time_of_a_start(
+    clock: Clock, dog: Watchdog, answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its imports may take long on a busy node."""
+    heart(dog, 0).beat(0, "silent")
+    with monkeypatch.context() as starts:
+        starts.setattr(flight_recorder, "ask", lambda folder, rank: False)
+        clock.sleep(dog, 595)
+        assert dog.check() is None
+    # As soon as it has a process group, its collectives are its signs.
+    answers.idle_s = 120
+    clock.sleep(dog, 10)
+    hang = dog.check()
+    assert hang is not None
+    assert hang.description.startswith("no output for")
+
+
+@pytest.mark.parametrize("knows_steps", [True, False])
+def test_a_process_that_is_gone_has_the_time_of_a_start(
+    clock: Clock, knows_steps: bool
+) -> None:
+    """Its ranks are being started again: the limit of a step is not theirs."""
+    with contextlib.closing(Watchdog(timeout_s=100, knows_steps=knows_steps)) as dog:
+        beats = heart(dog, 0, pid=99999999)
+        for step in range(20):
+            clock.now += 1
+            beats.beat(step, "train")
+        dog.check()
+        clock.sleep(dog, 595)
+        assert dog.check() is None
+        clock.sleep(dog, 10)
+        assert dog.check() is not None
+
+
+def test_a_process_that_has_ended_well_does_not_hang(
+    clock: Clock, dog: Watchdog
+) -> None:
+    """The first rank may evaluate alone, for as long as it likes."""
+    heart(dog, 1, pid=99999999).beat(0, "output")
+    note_end(dog.folder, 1)
+    clock.sleep(dog, 5000)
+    assert dog.check() is None
+
+
 def test_a_rank_is_asked_as_soon_as_it_has_a_group(
     clock: Clock, dog: Watchdog, answers: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -408,7 +452,7 @@ def test_a_rank_is_asked_as_soon_as_it_has_a_group(
 def test_a_process_that_has_ended_without_an_error(dog: Watchdog) -> None:
     """It is that of the last start."""
     note_process(dog.folder, 0, 11)
-    note_end(dog.folder, 0, 11)
+    note_end(dog.folder, 0)
     assert dog._state(0) == "ended"
     note_process(dog.folder, 0, 99999999)
     assert dog._state(0) == "gone"
