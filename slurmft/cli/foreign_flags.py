@@ -12,6 +12,7 @@ _RESUME = "`slurmft resume RUN` continues a run from its newest checkpoint"
 _ALWAYS = "a run always trains, evaluates and saves"
 _LOGS = "`slurmft logs RUN` shows what a job prints; its run keeps it"
 _TOKENIZED = "texts are tokenized once, before the training; no workers read them"
+_CLUSTERS = "export SLURM_CLUSTERS=NAME: all of Slurm's commands then speak to that cluster"
 _FOLLOW = "--follow waits for the end of the run, and shows its progress"
 
 SENTENCES = {
@@ -44,6 +45,8 @@ SENTENCES = {
     "W": _FOLLOW,
     "chdir": "a job runs in the folder where you submit it: cd there first",
     "D": "a job runs in the folder where you submit it: cd there first",
+    "clusters": _CLUSTERS,
+    "M": _CLUSTERS,
     "parsable": "--json prints the id of the job, and the run",
     "signal": "always so: a run stops and saves before its time limit",
     "world_size": _CHOSEN,
