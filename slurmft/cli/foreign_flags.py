@@ -12,7 +12,9 @@ _RESUME = "`slurmft resume RUN` continues a run from its newest checkpoint"
 _ALWAYS = "a run always trains, evaluates and saves"
 _LOGS = "`slurmft logs RUN` shows what a job prints; its run keeps it"
 _TOKENIZED = "texts are tokenized once, before the training; no workers read them"
-_CLUSTERS = "export SLURM_CLUSTERS=NAME: all of Slurm's commands then speak to that cluster"
+_CLUSTERS = (
+    "export SLURM_CLUSTERS=NAME: all of Slurm's commands then speak to that cluster"
+)
 _FOLLOW = "--follow waits for the end of the run, and shows its progress"
 
 SENTENCES = {
