@@ -20,6 +20,7 @@ from slurmft.cli.parser import Parser
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.run_records import Epoch, Ranks, Record, Resume, Start, Warned
 from slurmft.core.terminal import raw
+from slurmft.core.text import after_state
 from slurmft.runs.records import RecordReader
 from slurmft.show.watch_screen import RunView
 
@@ -73,7 +74,8 @@ def _update(view: "RunView", job: JobWatch, records: Iterable[Record]) -> None:
     report = job.state.report
     recorded = job.run.get_state()
     view.state = f"job {job.job_id} {report.name.lower()}"
-    if report.reason:
-        view.state += f" ({report.reason})"
+    reason = after_state(report.reason, report.name.lower())
+    if reason:
+        view.state += f" ({reason})"
     elif recorded.reason and not report.ended:
         view.state += f": {recorded.reason}"

@@ -9,6 +9,7 @@ from slurmft.cluster.wait import JobWatch
 from slurmft.core import filesystem
 from slurmft.core.program import kind_of
 from slurmft.core.run_records import Record, Start, Text
+from slurmft.core.text import after_state
 from slurmft.runs.logfiles import LogFile, log_of_rank
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir, read_log_head
@@ -120,6 +121,7 @@ def _news(job: JobWatch) -> str:
     if report == LOST or is_silent:
         return ""
     news = f"job {job.job_id} is {report.name.lower()}"
-    if report.reason:
-        news += f" ({report.reason})"
+    reason = after_state(report.reason, report.name.lower())
+    if reason:
+        news += f" ({reason})"
     return news

@@ -23,7 +23,13 @@ from slurmft.core import interpreter, permissions, process, removal
 from slurmft.core.config import RunConfig, time_limit_min
 from slurmft.core.decode import load
 from slurmft.core.errors import Exit, SlurmftError, UsageError, one_line, run_main
-from slurmft.core.files import UnfitFileError, open_to_append, read_text, write_json
+from slurmft.core.files import (
+    UnfitFileError,
+    open_to_append,
+    read_text,
+    write_json,
+    write_text,
+)
 from slurmft.core.run_files import current_attempt
 from slurmft.node import rendezvous, sealed, signals
 from slurmft.node.hardware import Gpu, select, visible_gpus
@@ -256,8 +262,8 @@ def start(config: RunConfig, run: RunDir, module: str) -> str:
 
 
 def forget_processes(run: RunDir) -> None:
-    """Forgets the processes of the job before."""
-    for file in (_pid_file(run), _controller_file(run)):
+    """Forgets the processes of the job before, and that it was cancelled."""
+    for file in (_pid_file(run), _controller_file(run), _cancel_file(run)):
         removal.discard(file, removal.exactly(file.name))
 
 
@@ -330,6 +336,8 @@ def job_state(job_id: str, run: RunDir) -> Report | None:
         return Report(name="RUNNING")
     if has_ended:
         return None
+    if _cancel_file(run).exists():
+        return Report(name="CANCELLED")
     reason = "its process ended without recording why"
     return Report(name="FAILED", reason=reason, exit_code=1)
 
@@ -346,6 +354,9 @@ def cancel(job_id: str, run: RunDir) -> None:
     process_of_job = _living(run)
     # It may end between the look and the signal.
     if process_of_job is not None:
+        # The job records its end itself, unless its disk is full: an empty file needs no room.
+        with contextlib.suppress(OSError):
+            write_text(_cancel_file(run), "")
         with contextlib.suppress(ProcessLookupError):
             os.kill(process_of_job.pid, signal.SIGTERM)
 
@@ -361,6 +372,11 @@ def _pid_file(run: RunDir) -> Path:
 
 def _controller_file(run: RunDir) -> Path:
     return run.submitit / "controller.json"
+
+
+def _cancel_file(run: RunDir) -> Path:
+    """Where `cancel` leaves that it was called."""
+    return run.submitit / "cancelled"
 
 
 def _living(run: RunDir) -> Process | None:

@@ -14,6 +14,7 @@ from slurmft.core.errors import SlurmftWarning, UsageError
 from slurmft.core.options import flag
 from slurmft.core.program import OWN, PREDICT
 from slurmft.core.run_files import State
+from slurmft.core.text import ago, counted
 from slurmft.core.trusted import NotOwnError
 from slurmft.runs import request
 from slurmft.runs.rundir import RunDir
@@ -26,6 +27,8 @@ _FOLDER = "checkpoint_dir"
 """Option of the folder of checkpoints."""
 _MOST_WAIT_S = 60.0
 """How long a submission waits for another one, which may hang or be suspended."""
+_MOST_RUNS = 1000
+"""How many runs are read to name the one that has written a checkpoint: 0.3 ms each."""
 
 
 @contextlib.contextmanager
@@ -74,6 +77,8 @@ def check(config: RunConfig, run: RunDir | None = None) -> None:
             _refuse(status, f"{flag(name)} {places[name]!r}", config.program.kind)
         if run is not None:
             _refuse_files_of(status.run, config, run)
+    if run is None:
+        _warn_of_earlier_checkpoints(config)
 
 
 def _may_share(config: RunConfig) -> bool:
@@ -138,6 +143,58 @@ def _refuse_files_of(other: "MeasuredRun", config: RunConfig, run: RunDir) -> No
                 "submitted: it would be taken for this run's",
                 "move what that run has written elsewhere, then resume; or start anew: slurmft run",
             )
+
+
+def _warn_of_earlier_checkpoints(config: RunConfig) -> None:
+    """Warns where --checkpoint-dir of a new run holds checkpoints: its program may overwrite them,
+    or take them for its own."""
+    # 8 ms: no other program needs it
+    from slurmft.programs import checkpoints
+    from slurmft.programs.description import OwnProgram
+
+    program = OwnProgram.of(config.program)
+    if program is None:
+        return
+    earlier: list[Path] = []
+    # What cannot be read here is taken by nobody here.
+    with contextlib.suppress(OSError):
+        earlier = program.earlier_checkpoints()
+    if not earlier:
+        return
+    newest = earlier[0]
+    amount = counted(len(earlier), "checkpoint")
+    age = ago(checkpoints.written_ns(newest) / 1e9)
+    lines = [
+        f"{flag(_FOLDER)} {program.checkpoint_dir!r} holds {amount} already; the newest, "
+        f"{newest.name!r}, is of {age}",
+        "this run starts from its beginning; its program may overwrite them, or take them for its "
+        "own",
+    ]
+    cure = "to keep them, give this run another folder, here and in the program's arguments"
+    last_run = _newest_run_in(str(newest.parent), Path(config.job.runs_dir))
+    if last_run is not None:
+        state = last_run.state.state
+        lines[0] += f"; the last run with this folder is {last_run.name!r} ({state})"
+        if state != "finished":
+            cure += f"; to go on with that run: slurmft resume {shlex.quote(str(last_run.path))}"
+    lines.append(f"hint: {cure}")
+    warnings.warn("\n".join(lines), SlurmftWarning, stacklevel=3)
+
+
+def _newest_run_in(folder: str, runs_dir: Path) -> "MeasuredRun | None":
+    """Returns the newest of the user's own runs whose folder of checkpoints is this one, or in or
+    above it; None: none of the newest ones is."""
+    from slurmft.runs import scan
+
+    place = os.path.realpath(folder)
+    for path in scan.newest_first(runs_dir)[:_MOST_RUNS]:
+        if not RunDir(path).is_own():
+            continue
+        for run in scan.read_each([path], [], with_environment=False):
+            other = _outputs_of(run).get(_FOLDER)
+            if other is not None and _overlap(place, other):
+                return run
+    return None
 
 
 def _submitted_at(run: RunDir) -> float:

@@ -198,6 +198,14 @@ def after_state(reason: str, state: str) -> str:
     return reason.removeprefix(f"{state}: ").removeprefix(f"{state}; ")
 
 
+def with_reason(state: str, reason: str) -> str:
+    """Returns a state and why, with that word once: cancelled; failed: the loss is nan"""
+    behind = after_state(reason, state)
+    if not behind:
+        return state
+    return f"{state}: {behind}"
+
+
 def counted(count: int, one: str, several: str = "") -> str:
     """Returns a number of things: 1 row, 2,000 rows; `several`: the plural, where it is no "s"."""
     if count == 1:

@@ -146,6 +146,18 @@ def newest_first(times: dict[Path, int]) -> list[Path]:
     return sorted(forms, key=order, reverse=True)
 
 
+def likely(times: dict[Path, int]) -> list[Path]:
+    """Returns those of some candidates that are checkpoints as far as their names and files tell,
+    as `newest_first` sorts them: a folder without number and weights may hold anything."""
+    return [path for path in newest_first(times) if _is_likely(path)]
+
+
+def _is_likely(path: Path) -> bool:
+    if _form(path) is not _Form.FOLDER:
+        return True
+    return any(is_weights(file) for file in _files(path))
+
+
 def _pattern(path: Path) -> str:
     """Returns the name of an entry without its numbers: those of a kind have the same."""
     return re.sub(r"\d+", "#", path.name)

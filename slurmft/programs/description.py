@@ -306,6 +306,15 @@ class OwnProgram:
                     reasons[path] = reason
         return reasons
 
+    def earlier_checkpoints(self) -> list[Path]:
+        """Returns the checkpoints in --checkpoint-dir before the program has started, whichever run
+        has written them; the one that counts as newest first.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        return checkpoints.likely(self._candidates())
+
     def _candidates(self) -> dict[Path, int]:
         """Returns the entries of --checkpoint-dir that may be checkpoints, and their times."""
         if self.checkpoint_dir is None:

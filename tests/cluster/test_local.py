@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,6 +78,27 @@ def test_ended_run_completes_while_its_own_process_lives(run: RunDir) -> None:
     assert state(run) == "COMPLETING"
     write_json(run.submitit / "pid.json", replace(own, boot="another"))
     assert state(run) is None
+
+
+def test_cancelled_job_without_a_record_of_its_end_is_cancelled(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where its disk is full. Once more submitted, it is the job of another process."""
+    signalled = []
+    monkeypatch.setattr(os, "kill", lambda *call: signalled.append(call))
+    own = Process.of(os.getpid())
+    assert own is not None
+    write_json(run.submitit / "pid.json", own)
+    local.cancel(str(os.getpid()), run)
+    assert signalled == [(os.getpid(), signal.SIGTERM)]
+    assert state(run) == "RUNNING"
+    write_json(run.submitit / "pid.json", replace(own, boot="another"))
+    assert state(run) == "CANCELLED"
+    local.forget_processes(run)
+    assert state(run) == "FAILED"
+    # The job has ended by itself before.
+    local.cancel(str(os.getpid()), run)
+    assert state(run) == "FAILED"
 
 
 def test_file_that_tells_nothing_is_no_process(run: RunDir) -> None:

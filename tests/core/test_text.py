@@ -13,6 +13,7 @@ from slurmft.core.text import (
     shown,
     shown_with_end,
     width_of,
+    with_reason,
 )
 
 NAMES = (
@@ -45,6 +46,8 @@ def test_width_is_that_of_the_terminal(text: str, width: int) -> None:
 )
 def test_a_state_does_not_stand_twice(reason: str, behind: str) -> None:
     assert after_state(reason, "cancelled") == behind
+    words = with_reason("cancelled", reason)
+    assert words == f"cancelled: {behind}" if behind else words == "cancelled"
 
 
 def test_columns_stay_beside_names_that_are_escaped_or_wide() -> None:

@@ -66,7 +66,7 @@ from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit, UsageError
 from slurmft.core.options import options
 from slurmft.core.run_files import Provenance
-from slurmft.core.text import counted, duration, shown
+from slurmft.core.text import counted, duration, shown, with_reason
 from slurmft.plugins.studies import folder as study_folder
 from slurmft.plugins.studies import runner, spec
 from slurmft.plugins.studies.folder import STATES, Repeat, StudyStatus, study_status
@@ -223,7 +223,7 @@ def _run_here(todo: Submission, due: Sequence[Repeat]) -> int:
             seconds = time.monotonic() - start
             print(f"{title}: finished in {duration(seconds)}")
             continue
-        print(f"{title}: {state.state}: {state.reason}")
+        print(f"{title}: {with_reason(state.state, state.reason)}")
         print(f"  look into {run.path}")
         # `study cancel` of another terminal means the whole study, not only the run at hand.
         if state.state == "cancelled":
