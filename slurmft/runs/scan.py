@@ -31,7 +31,7 @@ from slurmft.core.run_files import (
 )
 from slurmft.core.run_records import Epoch
 from slurmft.core.terminal import ProgressLine
-from slurmft.core.text import shown, some
+from slurmft.core.text import counted, shown, some
 from slurmft.runs.records import R, RecordReader
 from slurmft.runs.rundir import RunDir, unreadable
 
@@ -160,7 +160,7 @@ class MeasuredRun:
         notes = []
         for name, samples in self.held_samples.items():
             notes.append(
-                f"{samples} samples at a time of {flag(name)} {self.value(name)}"
+                f"{counted(samples, 'sample')} at a time of {flag(name)} {self.value(name)}"
             )
         return some(notes)
 

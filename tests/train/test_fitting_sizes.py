@@ -65,10 +65,10 @@ def test_newest_run_and_its_other_options(tmp_path: Path, earlier: RunDir) -> No
     run = write_run(
         tmp_path / newer, model="/m", batch_size=32, max_length=64, learning_rate=1e-3
     )
-    write_json(run.memory, {"train_samples": 16})
+    write_json(run.memory, {"train_samples": 1})
     (note,) = notes(tmp_path, batch_size=64, max_length=32)
     assert note == (
-        f"memory of {newer}, a run of this model, held 16 samples at a time of "
+        f"memory of {newer}, a run of this model, held 1 sample at a time of "
         "--batch-size 32; it had other values of --max-length"
     )
     run.memory.write_text("damaged")

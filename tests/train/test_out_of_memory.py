@@ -136,7 +136,7 @@ def test_one_sample_that_does_not_fit(project: Path) -> None:
     # The first batch is on the CPU: it shows which weights the loss uses.
     done = train("--batch-size", "2", *options(train_rows=0, after=1))
     assert done.code == 1
-    assert "CUDA out of memory in step 1, on a batch of 1 samples" in done.err
+    assert "CUDA out of memory in step 1, on a batch of 1 sample and" in done.err
     assert "hint: use --activation-checkpointing, or --shard full" in done.err
 
 

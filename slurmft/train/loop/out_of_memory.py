@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from slurmft.core.errors import SlurmftError
+from slurmft.core.text import counted
 from slurmft.train.loop import memory_limits
 from slurmft.train.loop.environment import peak_memory_bytes
 from slurmft.train.loop.loaded_model import LoadedModel
@@ -86,8 +87,8 @@ def answered(
     request, capacity, *_ = f"{error}. ".split(". ")
     used_gib = peak_memory_bytes(setup.world.device) / 2**30
     message = (
-        f"{request} {when}, on a batch of {size} samples and {loaded.batch_tokens:,} tokens, with "
-        f"{used_gib:.1f} GiB used. {capacity}"
+        f"{request} {when}, on a batch of {counted(size, 'sample')} and "
+        f"{counted(loaded.batch_tokens, 'token')}, with {used_gib:.1f} GiB used. {capacity}"
     )
     keeps_mathematics = not (
         trains and memory_limits.has_batch_statistics(loaded.model)
@@ -100,7 +101,8 @@ def answered(
         limits = MemoryLimits(train_samples=half)
     memory_limits.note(setup.run_dir, limits)
     again = SlurmftError(
-        message, f"the ranks start again with {half} samples at a time: nothing to do"
+        message,
+        f"the ranks start again with {counted(half, 'sample')} at a time: nothing to do",
     )
     again.retry = True
     return again

@@ -14,6 +14,7 @@ from slurmft.core import descent, fingerprint
 from slurmft.core.errors import UsageError
 from slurmft.core.files import new_folder
 from slurmft.core.run_files import current_attempt
+from slurmft.core.text import counted
 from slurmft.job import Job, process
 from slurmft.job.process_group import World
 from slurmft.node import hardware, profiles
@@ -140,13 +141,14 @@ class Setup:
         if plan.micro_batch_size < plan.batch_size and not plan.is_auto:
             self.job.warn(
                 f"memory was too small for --batch-size {self.config.batch_size}: "
-                f"{plan.micro_batch_size} samples at a time and {plan.micro_steps} micro-steps "
-                f"make the same global batch of {plan.global_batch_size}"
+                f"{counted(plan.micro_batch_size, 'sample')} at a time and "
+                f"{plan.micro_steps} micro-steps make the same global batch of "
+                f"{plan.global_batch_size}"
             )
         if self.eval_batch_size < self.config.eval_batch_size:
             self.job.warn(
                 f"memory was too small for --eval-batch-size {self.config.eval_batch_size}: "
-                f"evaluations take {self.eval_batch_size} samples at a time"
+                f"evaluations take {counted(self.eval_batch_size, 'sample')} at a time"
             )
 
     def tell_of_no_effect(self) -> None:
