@@ -7,6 +7,7 @@ delete or overwrite one. An agent makes its own again as long as it waits for th
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -226,9 +227,13 @@ def _record_deaths(result: Any) -> None:
     exit_codes = {}
     for rank, failure in result.failures.items():
         exit_codes[rank] = failure.exitcode
-    # A record that fails must not end ranks that can start again.
+    _despite_errors(lambda: rank_deaths.record(exit_codes))
+
+
+def _despite_errors(record: Callable[[], None]) -> None:
+    """Records something; where that fails, it does not end ranks that can start again."""
     with contextlib.suppress(OSError, SlurmftError):
-        rank_deaths.record(exit_codes)
+        record()
 
 
 class SealWatch:
@@ -311,11 +316,14 @@ def serve_ranks() -> None:
 
     def meet_anew(handler: Any) -> Any:
         poll_often(handler)
+        # Each before it meets the others, who read them when all have met.
+        _despite_errors(rank_deaths.keep_calls)
         handler._start_port = None
         handler._bootstrap_store_info = None
         handler._shared_tcp_store_server = None
         info = next_rendezvous(handler)
         if info.rank == 0:
+            _despite_errors(rank_deaths.tell_mismatch)
             # Others can read the port before rank 0 listens.
             handler._start_port = hold_anywhere(_address())
             _, port, *_ = handler._start_port.getsockname()

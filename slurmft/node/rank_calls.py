@@ -14,7 +14,7 @@ from pathlib import Path
 from slurmft.core import removal
 from slurmft.core.decode import read
 from slurmft.core.run_files import Calls
-from slurmft.node import flight_recorder
+from slurmft.node import flight_recorder, heartbeat
 
 _POLL_S = 0.1
 _ANSWER_S = 5.0
@@ -27,12 +27,28 @@ def ask(folder: Path, rank: int) -> Path | None:
     """Asks a rank for its collectives; returns the file that it will write. None: no process of it
     is there that may answer."""
     answer = Path(flight_recorder.answer_file(str(folder), rank))
-    # An earlier one.
-    with contextlib.suppress(FileNotFoundError):
-        removal.remove(answer, removal.exactly(answer.name))
+    _forget(answer)
     if flight_recorder.ask(str(folder), rank):
         return answer
     return None
+
+
+def forget(folder: Path) -> None:
+    """Removes what the ranks of a node have told."""
+    for rank in heartbeat.ranks(folder):
+        _forget(Path(flight_recorder.answer_file(str(folder), rank)))
+
+
+def _forget(answer: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        removal.remove(answer, removal.exactly(answer.name))
+
+
+def has_lost_peer(folder: Path, rank: int) -> bool:
+    """Returns whether a rank has told, without being asked, that it has lost another one: its
+    program ends."""
+    calls = read(Path(flight_recorder.answer_file(str(folder), rank)), Calls)
+    return calls is not None and calls.lost_peer
 
 
 def await_answers(answers: Iterable[Path], wait_s: float) -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 from slurmft.core import decode
 from slurmft.core.errors import SlurmftError
 from slurmft.core.run_files import Failure, current_attempt
-from slurmft.node import heartbeat, memory_kills, signals
+from slurmft.node import heartbeat, memory_kills, rank_calls, signals, watchdog
 from slurmft.node.hardware import host_name
 from slurmft.node.memory_kills import MemoryKills
 from slurmft.node.peers import says_lost_peer
+from slurmft.runs import hung_collective
 from slurmft.runs.log_times import split
 from slurmft.runs.rundir import RUN_DIR, RunDir, read_log_head
 
@@ -35,6 +36,25 @@ def record(exit_codes: Mapping[int, int]) -> None:
     for rank, code in exit_codes.items():
         if code < 0:
             run.add(failure_of(run, rank, -code))
+
+
+def keep_calls() -> None:
+    """Keeps the last collectives of the ranks of this node, which have ended and start again."""
+    place = os.environ.get(RUN_DIR)
+    folder = os.environ.get(heartbeat.FOLDER)
+    if not place or not folder:
+        return
+    watchdog.keep_calls(Path(folder), RunDir(Path(place)))
+    # A process that ends before it has a process group has told nothing.
+    rank_calls.forget(Path(folder))
+
+
+def tell_mismatch() -> None:
+    """Warns of calls that did not fit together when ranks ended that start again, once all nodes
+    have kept theirs."""
+    place = os.environ.get(RUN_DIR)
+    if place:
+        hung_collective.tell_mismatch(RunDir(Path(place)), current_attempt())
 
 
 def failure_of(run: RunDir, rank: int, number: int) -> Failure:

@@ -224,34 +224,14 @@ class Watchdog:
         """Asks the ranks of this node for their collectives, and writes these into the run
         directory."""
         self._await_answers()
-        self._keep_calls(run)
+        keep_calls(self.folder, run)
         self._checked_at = time.monotonic()
 
     def keep_last_calls(self, run: RunDir) -> None:
         """Writes the last collectives of ranks that have ended into the run directory. After a hang
         those of that moment stay: ranks lose others then because these are killed."""
         if not self._has_dumped():
-            self._keep_calls(run)
-
-    def _keep_calls(self, run: RunDir) -> None:
-        """Writes what each rank of this node has told of its collectives into the run directory."""
-        for rank in self.ranks():
-            beat = heartbeat.read(self.folder / f"beat-{rank}")
-            if beat is None:
-                continue
-            answer = Path(flight_recorder.answer_file(str(self.folder), rank))
-            state = RankCalls(
-                rank=rank,
-                host=host_name(),
-                attempt=current_attempt(),
-                process=self._state(rank),
-                step=beat.step,
-                phase=beat.phase,
-                calls=read(answer, Calls),
-            )
-            # A full disk does not keep a node from its end.
-            with contextlib.suppress(OSError):
-                write_json(run.rank_calls(rank), state)
+            keep_calls(self.folder, run)
 
     def _stack_text(self, rank: int, start: int) -> str:
         """Reads the stacks that a rank has written, from a byte of its file on; where it wrote
@@ -282,15 +262,7 @@ class Watchdog:
         return self.folder / f"stacks-{rank}"
 
     def _pid(self, rank: int) -> int:
-        pids = heartbeat.processes(self.folder, rank)
-        if not pids:  # for a moment, while the rank writes it
-            return 0
-        return pids[-1]
-
-    def _state(self, rank: int) -> str:
-        if heartbeat.has_ended_well(self.folder, rank):
-            return ENDED
-        return process_state(self._pid(rank))
+        return _last_process(self.folder, rank)
 
     def _is_late(self, rank: int, beat: heartbeat.Beat) -> bool:
         limit_s = self._limit_s(rank, beat)
@@ -326,6 +298,45 @@ class Watchdog:
         if process_state(self._pid(rank)) not in _STOPPED:
             limit_s = max(limit_s, _SLOW_BEATS * beat.slowest_s)
         return limit_s * beat.patience
+
+
+def keep_calls(folder: Path, run: RunDir) -> None:
+    """Writes what the ranks of a node have told of their collectives into the run directory.
+
+    Args:
+        folder: that of the node's watchdog.
+    """
+    for rank in heartbeat.ranks(folder):
+        beat = heartbeat.read(folder / f"beat-{rank}")
+        if beat is None:
+            continue
+        answer = Path(flight_recorder.answer_file(str(folder), rank))
+        state = RankCalls(
+            rank=rank,
+            host=host_name(),
+            attempt=current_attempt(),
+            process=rank_state(folder, rank),
+            step=beat.step,
+            phase=beat.phase,
+            calls=read(answer, Calls),
+        )
+        # A full disk does not keep a node from its end.
+        with contextlib.suppress(OSError):
+            write_json(run.rank_calls(rank), state)
+
+
+def rank_state(folder: Path, rank: int) -> str:
+    """Returns the kernel's letter for a rank's last process, or `ENDED`."""
+    if heartbeat.has_ended_well(folder, rank):
+        return ENDED
+    return process_state(_last_process(folder, rank))
+
+
+def _last_process(folder: Path, rank: int) -> int:
+    pids = heartbeat.processes(folder, rank)
+    if not pids:  # for a moment, while the rank writes it
+        return 0
+    return pids[-1]
 
 
 def _prefix() -> str:

@@ -294,7 +294,8 @@ class OwnProcess:
         """Has the program write its collectives for the watchdog of this node: they may show why
         the other rank has failed."""
         folder = node_folder()
-        if folder is None:
+        # A question would remove what a program has told that answers no more.
+        if folder is None or rank_calls.has_lost_peer(folder, self._rank):
             return
         answer = rank_calls.ask(folder, self._rank)
         if answer is not None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from slurmft.core.errors import SlurmftError
 from slurmft.core.run_files import ENDED, Call, Calls, Failure, RankCalls
 from slurmft.core.text import counted, duration, in_bytes, shown, some
-from slurmft.runs.records import warn
+from slurmft.runs.records import RecordReader, warn
 from slurmft.runs.rundir import RunDir
 
 _NAMES = {
@@ -26,6 +26,8 @@ _NAMES = {
 _EQUAL_SIZES = ("all-reduce", "all-gather", "reduce-scatter", "broadcast")
 """Operations that need as many bytes on every rank."""
 _STOPPED = ("T", "t")
+_MISMATCH = "Received data size doesn't match expected size"
+"""gloo's words where calls do not fit together."""
 _NO_ANSWER = ""
 """The place of ranks that do not answer."""
 _WIDTH = 80
@@ -46,13 +48,37 @@ def record(run: RunDir, attempt: int) -> None:
         return
     ranks = run.all_rank_calls(attempt)
     text = ""
-    mismatch = _CallsOfRanks(ranks).mismatch()
+    mismatch = _CallsOfRanks(ranks).mismatch(_is_mismatch(run, attempt))
     if mismatch is not None:
         _, text = mismatch
     elif root.secondary:
         text = loss_of_peer(ranks)
     if text:
+        _warn_once(run, text)
+
+
+def tell_mismatch(run: RunDir, attempt: int) -> None:
+    """Warns of calls that did not fit together, where ranks of an attempt start again in place."""
+    if not _is_mismatch(run, attempt):
+        return
+    ranks = run.all_rank_calls(attempt)
+    mismatch = _CallsOfRanks(ranks).mismatch(is_certain=True)
+    if mismatch is not None:
+        _, text = mismatch
+        _warn_once(run, text)
+
+
+def _warn_once(run: RunDir, text: str) -> None:
+    """Records a warning that may have been told when the ranks started again in place."""
+    told = RecordReader(run.records).read_values("warning")
+    if text not in [each.get("text") for each in told]:
         warn(run.records, text)
+
+
+def _is_mismatch(run: RunDir, attempt: int) -> bool:
+    """Returns whether gloo has ended a rank of an attempt because calls did not fit together."""
+    failures = run.failures_of(attempt)
+    return any(_MISMATCH in failure.message for failure in failures)
 
 
 def hang(run: RunDir, ranks: Sequence[RankCalls]) -> Failure | None:
@@ -209,11 +235,15 @@ class _CallsOfRanks:
                 absent.append(rank)
         return _Wait(group, number, calls, absent, silent)
 
-    def mismatch(self) -> tuple[list[int], str] | None:
+    def mismatch(self, is_certain: bool = False) -> tuple[list[int], str] | None:
         """Returns the ranks that have called something else than most, and what; None: the calls
-        that are known fit together."""
+        that are known fit together.
+
+        Args:
+            is_certain: some do not, wherever it may be: those that have failed no longer wait.
+        """
         for numbers in self._all_calls.values():
-            is_stuck = any(
+            is_stuck = is_certain or any(
                 call.waits for calls in numbers.values() for call in calls.values()
             )
             for _, calls in sorted(numbers.items()):

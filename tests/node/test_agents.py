@@ -16,7 +16,7 @@ import pytest
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
-from slurmft.node import agents, heartbeat, sealed
+from slurmft.node import agents, heartbeat, rank_deaths, sealed
 from slurmft.node.agents import Marks
 from slurmft.node.rendezvous import LISTEN, START_PORT, ephemeral_ports, listen
 from slurmft.node.sealed_store import SealedStore
@@ -141,8 +141,14 @@ def test_the_agent_listens_for_the_ranks_before_others_know_the_port(
         "7.0", store, backend.C10dRendezvousBackend(store, "7.0"), 1, 1, local_addr="n1"
     )
     ports = []
+    kept: list[str] = []
+    for name in ("keep_calls", "tell_mismatch"):
+        monkeypatch.setattr(rank_deaths, name, lambda name=name: kept.append(name))
     for _ in range(2):
+        kept.clear()
         info = handler.next_rendezvous()
+        # What ranks of before have told, once all nodes have kept it.
+        assert kept == ["keep_calls", "tell_mismatch"]
         port = info.bootstrap_store_info.master_port
         start_port = int(os.environ[START_PORT])
         assert start_port not in (0, port)

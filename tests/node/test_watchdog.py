@@ -453,9 +453,9 @@ def test_a_process_that_has_ended_without_an_error(dog: Watchdog) -> None:
     """It is that of the last start."""
     note_process(dog.folder, 0, 11)
     note_end(dog.folder, 0)
-    assert dog._state(0) == "ended"
+    assert watchdog.rank_state(dog.folder, 0) == "ended"
     note_process(dog.folder, 0, 99999999)
-    assert dog._state(0) == "gone"
+    assert watchdog.rank_state(dog.folder, 0) == "gone"
 
 
 def test_a_wait_is_told_where_no_hang_ends_a_job(

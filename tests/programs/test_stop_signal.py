@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,11 +15,13 @@ import pytest
 
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit
+from slurmft.core.files import write_json
 from slurmft.core.run_files import ATTEMPT
+from slurmft.node import flight_recorder, heartbeat
 from slurmft.programs import process
 from slurmft.programs.description import OwnProgram
 from slurmft.programs.process import OwnProcess
-from tests.support.made_runs import write_run
+from tests.support.made_runs import calls_of_rank, write_run
 
 DIED_OF_TERM = -int(signal.SIGTERM)
 
@@ -113,3 +116,18 @@ def test_other_ends_do_not_wait(
     monkeypatch.setattr(process, "ask_for_no_restart", lambda: None)
     assert own_process._ended(0) == Exit.OK
     assert own_process._ended(3) == 3
+
+
+def test_a_program_that_has_lost_a_peer_is_not_asked(
+    own_process: OwnProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers no more, and what it has told would be lost."""
+    told = Path(flight_recorder.answer_file(str(tmp_path), 0))
+    monkeypatch.setenv(heartbeat.FOLDER, str(tmp_path))
+    monkeypatch.setattr(flight_recorder, "ask", lambda folder, rank: False)
+    write_json(told, asdict(replace(calls_of_rank(), lost_peer=True)))
+    own_process._keep_calls()
+    assert told.exists()
+    write_json(told, asdict(calls_of_rank()))
+    own_process._keep_calls()
+    assert not told.exists()
