@@ -191,6 +191,16 @@ def test_labels_of_a_csv_that_are_floats(tmp_path: Path) -> None:
         ),
         (TICKETS + "half a row\n", "'{}': line 6 has 1 cells, not the header's 2"),
         (
+            "text,label\nlost, and gone\tdelivery\nlate\tbilling\n",
+            "'{}': line 3 has 1 cells, not the header's 2\nhint: commas separate the names in the "
+            "header, tabs the cells of this row; if all rows are so: sed -i '1s/,/\\t/g' ",
+        ),
+        (
+            "text\tlabel\nlost,delivery\n",
+            "'{}': line 2 has 1 cells, not the header's 2\nhint: tabs separate the names in the "
+            "header, commas the cells of this row; if all rows are so: sed -i '1s/\\t/,/g' ",
+        ),
+        (
             TICKETS + '"never closed,billing\n',
             "'{}': a quote is left open in the row that begins in line 6",
         ),

@@ -413,33 +413,102 @@ def test_outputs_that_depend_on_padding(family: str, head: str) -> None:
         vocab_size=60, hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
         intermediate_size=48, initializer_range=0.2, pad_token_id=0, **FAMILIES[family],
     )  # fmt: skip
-    loaded: Any = object.__new__(LoadedModel)
-    loaded.model = getattr(transformers, f"{family}{head}")(config)
-    loaded.packing = None
+    model = getattr(transformers, f"{family}{head}")(config)
     texts = [range(2, 2 + length) for length in (3, 5, 9, 20)]
     labels: dict[str, Any] = {"labels": [0] * 4}
     if head == "ForTokenClassification":
         labels = {"token_labels": texts}
     table = TokenTable.build(texts, **labels)
-    on_gpu = SimpleNamespace(device=torch.device("cuda"))
-    loaded._setup = SimpleNamespace(
-        config=TrainConfig(task=HEADS[head], batching="dynamic"), job=Job(), precision="bf16",
-        data=SimpleNamespace(train=table, pad_id=0), world=on_gpu,
-        task=SimpleNamespace(batch=lambda batch, _: batch),
-    )  # fmt: skip
-    loaded._positions = 64
-    loaded._depends_on_padding = False
-    loaded._pads_left = loaded._choose_side()
+    loaded = with_side(model, table, HEADS[head])
     warnings = loaded._setup.job.warnings
     width = loaded.batch(table, np.array([0, 1])).inputs["input_ids"].shape[1]
     assert not loaded._pads_left
     assert loaded.model.training
+    assert loaded._setup.job.lines == []
     if family == "Bert":
         assert warnings == []
         assert width == 8  # of tensor cores
     else:
         assert "gives other outputs for a text in a padded batch" in warnings[0]
         assert width == 5
+
+
+def with_side(model: Any, table: TokenTable, task: str, **given: Any) -> Any:
+    """A loaded model on a GPU that has chosen the side of padding."""
+    loaded: Any = object.__new__(LoadedModel)
+    loaded.model = model
+    loaded.packing = None
+    on_gpu = SimpleNamespace(device=torch.device("cuda"))
+    loaded._setup = SimpleNamespace(
+        config=TrainConfig(task=task, **({"batching": "dynamic"} | given)), job=Job(),
+        data=SimpleNamespace(train=table, pad_id=0, max_length=16), world=on_gpu,
+        task=SimpleNamespace(batch=lambda batch, _: batch), precision="bf16",
+    )  # fmt: skip
+    loaded._positions = 64
+    loaded._depends_on_padding = False
+    loaded._pads_left = loaded._choose_side()
+    return loaded
+
+
+@pytest.mark.parametrize("classes", [3, 5])
+@pytest.mark.parametrize("lengths", [(5, 6, 7, 8), (6, 6, 6, 6)])
+def test_side_of_padding(lengths: tuple[int, ...], classes: int) -> None:
+    """Also where a text has as many tokens as there are classes, and where all have one length:
+    other texts, and --batching padded, bring padding."""
+    torch.manual_seed(0)
+    config = transformers.XLNetConfig(
+        vocab_size=60, d_model=32, n_layer=1, n_head=4, d_inner=48, dropout=0.0,
+        summary_last_dropout=0.0, initializer_range=0.3, pad_token_id=0, num_labels=classes,
+    )  # fmt: skip
+    model = transformers.XLNetForSequenceClassification(config)
+    texts = [range(2 + length, 2 + 2 * length) for length in lengths]
+    table = TokenTable.build(texts, [0] * 4)
+    loaded = with_side(model, table, "text-classification")
+    assert loaded._setup.job.warnings == []
+    assert loaded._pads_left
+
+
+def test_advice_for_outputs_that_depend_on_padding() -> None:
+    """Batches of --batching padded have padding beside a single text as well."""
+    torch.manual_seed(0)
+    config = transformers.FNetConfig(
+        vocab_size=60, hidden_size=32, num_hidden_layers=1, intermediate_size=48, pad_token_id=0,
+    )  # fmt: skip
+    model = transformers.FNetForSequenceClassification(config)
+    table = TokenTable.build([range(2, 8)] * 4, [0] * 4)
+    loaded = with_side(model, table, "text-classification", batching="padded")
+    assert (
+        "; --batching dynamic --eval-batch-size 1 evaluates"
+        in loaded._setup.job.warnings[0]
+    )
+
+
+def test_padding_of_questions_for_longformer() -> None:
+    """Its head looks for the separators of question and text, which are behind many tokens."""
+    config = transformers.LongformerConfig(
+        vocab_size=60, hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
+        intermediate_size=48, max_position_embeddings=66, attention_window=[8], sep_token_id=3,
+        pad_token_id=0,
+    )  # fmt: skip
+    model = transformers.LongformerForQuestionAnswering(config)
+    texts = [[4, *[7] * 5, 3, 3, *[8] * length, 3] for length in (30, 40)]
+    table = TokenTable.build(texts, token_labels=texts)
+    loaded = with_side(model, table, "squad")
+    assert loaded._setup.job.lines == []
+    assert loaded._setup.job.warnings == []
+
+
+def test_a_model_that_cannot_be_tried_with_padding() -> None:
+    """The log has why: it may hide that results depend on padding."""
+    config = transformers.BertConfig(
+        vocab_size=9, hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
+        intermediate_size=48,
+    )  # fmt: skip
+    model = transformers.BertForSequenceClassification(config)
+    table = TokenTable.build([range(2, 20)], [0])
+    loaded = with_side(model, table, "text-classification")
+    assert loaded._setup.job.warnings == []
+    assert "could not be tried: IndexError" in loaded._setup.job.lines[0]
 
 
 def test_blocks_of_attention(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def predicted(config: RunConfig, folder: Path) -> dict[str, list[Any]]:
         lora.attach(model, settings["adapter"])
     table = data.validation
     samples = np.arange(len(table))
-    batch = table.batch(samples, data.pad_id, left=kind.pads_left)
+    batch = table.batch(samples, data.pad_id, left=bool(kind.pads_left))
     if not kind.generates:
         batch = task.batch(batch, table)
     with torch.no_grad():

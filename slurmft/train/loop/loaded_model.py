@@ -33,7 +33,7 @@ class LoadedModel:
         trims: bool = False,
         fuses: bool = True,
         adapter: str | None = None,
-        pads_left: bool = False,
+        pads_left: bool | None = None,
         trains: bool = False,
     ) -> None:
         """
@@ -41,7 +41,7 @@ class LoadedModel:
             trims: leave the rows of a large vocabulary out that the data has no tokens for.
             fuses: compute layers that are known together.
             adapter: folder of a saved adapter that the model computes with.
-            pads_left: padding stands before all texts, as where a decoder generates behind them.
+            pads_left: padding stands before all texts; None: where a trial shows that it helps.
             trains: the model is to be trained: a warning, where transformers would train it by
                 another loss.
         """
@@ -75,7 +75,9 @@ class LoadedModel:
             self.packing = self._pack(fuses)
         self._depends_on_padding = False
         """A text has other outputs in a padded batch than alone."""
-        self._pads_left = pads_left or self._choose_side()
+        if pads_left is None:
+            pads_left = self._choose_side()
+        self._pads_left = pads_left
         self.vocabulary = None
         if trims:
             self.vocabulary = self._trim()
@@ -156,21 +158,39 @@ class LoadedModel:
         )
         if self.packing or not is_tried:
             return False
+        # Other heads of tokens may look for the end of a text, as Longformer's for questions.
+        most_tokens = None
+        if self.model.can_generate():
+            most_tokens = MOST_TOKENS
         data = self._setup.data
         differences = padding_trial.try_out(
-            self.model, self._setup.task, data.train, MOST_TOKENS, data.pad_id
+            self.model,
+            self._setup.task,
+            data.train,
+            most_tokens,
+            data.pad_id,
+            self._positions,
         )
-        if not differences or not differences.behind:
+        name = type(self.model).__name__
+        if isinstance(differences, str):
+            # No warning: training refuses what the model cannot do.
+            self._setup.job.say(
+                f"whether outputs of {name} depend on padding could not be tried: {differences}"
+            )
+            return False
+        if not differences.behind:
             return False
         # Only where it helps: otherwise padding stays behind texts, as most models have it.
         if differences.before == 0:
             return True
         self._depends_on_padding = True
-        name = type(self.model).__name__
+        cure = "--eval-batch-size 1"
+        if self._setup.config.batching == "padded":
+            cure = f"--batching dynamic {cure}"
         self._setup.job.warn(
             f"{name} gives other outputs for a text in a padded batch than for the text alone "
             f"(they differ by {differences.behind:.2g}): results depend on which texts are in a "
-            "batch together; --eval-batch-size 1 evaluates each text alone"
+            f"batch together; {cure} evaluates each text alone"
         )
         return False
 

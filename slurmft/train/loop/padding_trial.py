@@ -2,8 +2,8 @@
 batch. Most do: attention leaves padding out. Convolutions, Fourier transforms and hashes may not.
 """
 
-import contextlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slurmft.train.data.tables import IGNORED, TokenTable
+from slurmft.core.errors import one_line
+from slurmft.train.data.tables import IGNORED, Batch, TokenTable
 from slurmft.train.engine.packing import OUTPUTS, difference
 from slurmft.train.tasks.base import Task
+
+_PADDING = 8
+"""Places of padding beside the longest sample: where all have one length, there is some, too, as
+--batching padded, tensor cores and other splits bring it."""
+_MOST_PLACES = 2048
+"""Places of the batch that is tried, if two samples have no more: long texts take minutes."""
+_LAST_TOKENS = 32
+"""Tokens of a text whose outputs are compared, those next to padding: logits of a vocabulary, for
+every token, take gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,89 +32,118 @@ class Differences:
 
     behind: float
     """With padding behind the texts."""
-    before: float | None
-    """With padding before them; None: outputs are of tokens, which have their places."""
+    before: float | None = None
+    """With padding before them; None: not tried, as padding behind them changes nothing, or as
+    outputs are of tokens, which have their places."""
 
 
 def try_out(
-    model: Any, task: Task, table: TokenTable, most_tokens: int | None, pad_id: int
-) -> Differences | None:
+    model: Any,
+    task: Task,
+    table: TokenTable,
+    most_tokens: int | None,
+    pad_id: int,
+    most_places: int = sys.maxsize,
+) -> Differences | str:
     """Tries a model of transformers with the short samples of a table, one by one and together.
 
     Args:
-        most_tokens: of each sample, where each token has a label.
+        most_tokens: of each sample, where each token has a label; None: all.
+        most_places: of a text, that the model has.
 
     Returns:
-        None where it cannot be tried: training does, or refuses, whatever it cannot compute.
+        The differences; or why it could not be tried, as a text.
     """
+    task_batch = task.batch
+    samples = table.few_samples()
+    if table.token_labels is not None:
+        table = table.few(most_tokens)
+        samples = np.arange(len(table))
+        # Such a table has no targets for the task to add.
+        task_batch = _as_it_is
+    samples = _not_too_long(samples, table)
+    width = int(table.lengths(samples).max()) + _PADDING
+
+    def outputs(samples: np.ndarray, width: int = 0, left: bool = False) -> _Outputs:
+        batch = table.batch(samples, pad_id, 1, width, left, most_places)
+        return _Outputs.of(model, task_batch(batch, table))
+
     was_training = model.training
     # Dropout alone would make two outputs of one text differ.
     model.eval()
     try:
-        with contextlib.suppress(Exception), torch.no_grad():
-            return _differences(_Trial(model, task, table, most_tokens, pad_id))
+        with torch.no_grad():
+            return _differences(outputs, samples, width)
+    # Whatever a model does with such batches, or a task of the user's own.
+    except Exception as error:
+        return f"{type(error).__name__}: {one_line(error)}"
     finally:
         model.train(was_training)
-    return None
 
 
-def _differences(trial: "_Trial") -> Differences:
-    alone = [trial.outputs(np.array([sample])) for sample in trial.samples]
-    expected = [torch.cat(parts) for parts in zip(*alone, strict=True)]
-
-    def largest(left: bool) -> float:
-        together = trial.outputs(trial.samples, left)
-        pairs = zip(expected, together, strict=True)
-        return max(difference(*pair) for pair in pairs)
-
+def _differences(
+    outputs: Callable[..., "_Outputs"], samples: np.ndarray, width: int
+) -> Differences:
+    """Compares outputs of samples, each alone, with those of one batch, so many places wide."""
+    alone = [outputs(np.array([sample])) for sample in samples]
+    expected = _Outputs.joined(alone)
+    behind = expected.difference(outputs(samples, width))
     before = None
-    if trial.are_of_texts:
-        before = largest(left=True)
-    return Differences(largest(left=False), before)
+    if behind and expected.are_of_texts:
+        before = expected.difference(outputs(samples, width, left=True))
+    return Differences(behind, before)
 
 
-class _Trial:
-    """A model, and the samples that it is tried with."""
+def _as_it_is(batch: Batch, table: TokenTable) -> Batch:
+    return batch
 
-    def __init__(
-        self,
-        model: Any,
-        task: Task,
-        table: TokenTable,
-        most_tokens: int | None,
-        pad_id: int,
-    ) -> None:
-        self._model = model
-        self._task = task
-        self._pad_id = pad_id
-        self.are_of_texts = False
-        """The outputs that were computed last are one of each text, and not of its tokens."""
-        self._has_token_labels = table.token_labels is not None
-        self._table = table
-        self.samples = table.few_samples()
-        if self._has_token_labels:
-            self._table = table.few(most_tokens)
-            self.samples = np.arange(len(self._table))
 
-    def outputs(self, samples: np.ndarray, left: bool = False) -> list[Tensor]:
-        """Returns the outputs for samples in one batch, those of padding left out."""
-        batch = self._table.batch(samples, self._pad_id, left=left)
-        # Samples may have targets that the model takes, as a decoder. `few` has none.
-        if not self._has_token_labels:
-            batch = self._task.batch(batch, self._table)
-        is_token = batch.inputs["attention_mask"].bool()
+def _not_too_long(samples: np.ndarray, table: TokenTable) -> np.ndarray:
+    """Returns the first samples whose batch is small, at least two; they are in the order of their
+    lengths."""
+    counts = np.arange(1, len(samples) + 1)
+    is_small = table.lengths(samples) * counts <= _MOST_PLACES
+    few: np.ndarray = samples[: max(2, int(is_small.sum()))]
+    return few
+
+
+@dataclass(frozen=True, slots=True)
+class _Outputs:
+    """The outputs of a model for some samples, those of padding left out."""
+
+    values: list[Tensor]
+    are_of_texts: bool
+    """There is one of each text, and not of its tokens."""
+
+    @classmethod
+    def of(cls, model: Any, batch: Batch) -> "_Outputs":
+        is_compared = batch.inputs["attention_mask"].bool()
         if "decoder_input_ids" in batch.inputs:
-            is_token = batch.targets["labels"] != IGNORED
-        output = self._model(**batch.to(self._model.device).inputs)
-        return list(self._without_padding(output, is_token.cpu()))
+            is_compared = batch.targets["labels"] != IGNORED
+        tokens_from_here = is_compared.flip(1).cumsum(1).flip(1)
+        is_compared &= tokens_from_here <= _LAST_TOKENS
+        output = model(**batch.to(model.device).inputs)
+        values = []
+        are_of_texts = False
+        for name in sorted(OUTPUTS & output.keys()):
+            value = output[name]
+            # By its dimensions: there may be as many classes as tokens.
+            if name == "logits" and value.ndim == 2:
+                are_of_texts = True
+            else:
+                value = value[is_compared.to(value.device)]
+            values.append(value.float().cpu())
+        return cls(values, are_of_texts)
 
-    def _without_padding(self, output: Any, is_token: Tensor) -> Iterator[Tensor]:
-        self.are_of_texts = False
-        for name in OUTPUTS:
-            if name not in output:
-                continue
-            values = output[name].float().cpu()
-            if values.shape[: is_token.ndim] == is_token.shape:
-                values = values[is_token]
-            self.are_of_texts = name == "logits" and output[name].ndim == 2
-            yield values
+    @classmethod
+    def joined(cls, parts: list["_Outputs"]) -> "_Outputs":
+        each_output = zip(*(part.values for part in parts), strict=True)
+        values = [torch.cat(values) for values in each_output]
+        return cls(values, parts[0].are_of_texts)
+
+    def difference(self, others: "_Outputs") -> float:
+        """Returns the largest difference to other outputs for the same samples."""
+        pairs = zip(self.values, others.values, strict=True)
+        differences = [difference(*pair) for pair in pairs]
+        # Not Python's max, which may pass NaN over.
+        return float(np.max(differences))

@@ -1,7 +1,7 @@
 """The predictions of `slurmft predict`, by the kind of the task: as numbers, and as columns."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -43,8 +43,9 @@ class Kind:
     """Returns columns, from the columns that the model reads and what is predicted of them."""
     generates: bool = False
     """Predictions are texts that the model writes."""
-    pads_left: bool = False
-    """Padding stands before texts: what is generated follows them."""
+    pads_left: bool | None = None
+    """Padding stands before texts, as what is generated follows them; None: where the model reads
+    it so."""
 
 
 def kind_of(task: Any, data: TokenData, predict: PredictConfig) -> Kind:
@@ -71,12 +72,13 @@ def kind_of(task: Any, data: TokenData, predict: PredictConfig) -> Kind:
         case seq2seq.Task():
             # `generate` returns the token that starts the decoder, too.
             most = int(required(task.config, "max_target_length")) + 1
-            return _kind_of_texts(data, most, _generated)
+            # Behind them: a decoder of its own writes.
+            return _kind_of_texts(data, most, _generated, pads_left=False)
         case causal_lm.Task():
             most = predict.max_new_tokens or NEW_TOKENS
             settings = _generation(task, predict)
             generate = partial(_continued, settings, task.config.seed)
-            return replace(_kind_of_texts(data, most, generate), pads_left=True)
+            return _kind_of_texts(data, most, generate, pads_left=True)
         case embeddings.Task():
             vectors = partial(_kept_vectors, task)
             kept = len(range(task.vector_size)[: task.head.modules.truncate_dim])
@@ -107,6 +109,7 @@ def _kind_of_texts(
     data: TokenData,
     most: int,
     generate: Callable[[Any, Batch, int], torch.Tensor],
+    pads_left: bool,
 ) -> Kind:
     """Returns predictions that are texts of up to so many tokens.
 
@@ -124,7 +127,7 @@ def _kind_of_texts(
         return torch.nn.functional.pad(generated, (0, missing), value=padding)
 
     columns = partial(_texts, tokenizer)
-    return Kind((most,), np.int64, predict, columns, generates=True)
+    return Kind((most,), np.int64, predict, columns, True, pads_left)
 
 
 def _columns_of_task(
