@@ -92,7 +92,8 @@ def get(cluster: str) -> Launcher:
 def destination(cluster: str, job: JobConfig) -> str:
     """Returns where a job goes, in words."""
     count = job.node_range
-    if job.spare_nodes:
+    # Others start on a fixed number of hosts.
+    if job.spare_nodes and cluster == "slurm":
         count += f" + {job.spare_nodes} spare"
     # Simulated nodes are always free.
     if cluster == "local":

@@ -147,3 +147,13 @@ def test_launcher_that_fails_at_import(flux: Path) -> None:
         SlurmftError, match="'flux' of the package flux-tools cannot be imported"
     ):
         launcher.get("flux")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "words"),
+    [("slurm", "2 + 1 spare node(s)"), ("local", "2 "), ("mpirun", ": 2 node(s)")],
+)
+def test_spare_nodes_are_slurms_alone(cluster: str, words: str) -> None:
+    where = launcher.destination(cluster, JobConfig(nodes=2, spare_nodes=1))
+    assert words in where
+    assert ("spare" in where) == (cluster == "slurm")
