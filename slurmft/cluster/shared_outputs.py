@@ -166,7 +166,7 @@ def _warn_of_earlier_checkpoints(config: RunConfig) -> None:
     age = ago(checkpoints.written_ns(newest) / 1e9)
     lines = [
         f"{flag(_FOLDER)} {program.checkpoint_dir!r} holds {amount} already; the newest, "
-        f"{newest.name!r}, is of {age}",
+        f"{newest.name!r}, was written {age}",
         "this run starts from its beginning; its program may overwrite them, or take them for its "
         "own",
     ]

@@ -7,7 +7,9 @@ ranks, which agree on a step, save, and exit by themselves. SIGHUP still ends it
 import contextlib
 import gc
 import importlib
+import logging
 import os
+import re
 import sys
 import traceback
 from typing import Any, NoReturn
@@ -26,6 +28,13 @@ from slurmft.node.rendezvous import (
     reserved,
 )
 from slurmft.runs import log_times
+
+_HANGUP = re.compile(r"Received 1 death signal|closing signal SIGHUP")
+_TELL_OF_SIGNALS = (
+    "torch.distributed.elastic.agent.server.api",
+    "torch.distributed.elastic.multiprocessing.api",
+)
+"""Names of the loggers by which torch tells of signals."""
 
 
 def bind_stores(served: list[Any] | None = None) -> None:
@@ -122,6 +131,20 @@ def _end_now(code: int) -> NoReturn:
     os._exit(code)
 
 
+class _WithoutHangups(logging.Filter):
+    """Leaves out what torch says of a hangup: a rank that has failed for good sends it, to end
+    torchrun, and has said why. Behind that, a signal that nobody sent would be a riddle."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return _HANGUP.search(record.getMessage()) is None
+
+
+def say_no_hangups() -> None:
+    """Leaves what torch says of a hangup out of the logs."""
+    for name in _TELL_OF_SIGNALS:
+        logging.getLogger(name).addFilter(_WithoutHangups())
+
+
 def main(argv: list[str]) -> None:
     signals.block()
     log_times.stamp_output("stdout", "stderr")  # before torch's logging uses them
@@ -136,6 +159,7 @@ def main(argv: list[str]) -> None:
     gc.freeze()
     gc.enable()
     signals.listen(relay)  # a thread: not before ranks are forked
+    say_no_hangups()
     served: list[Any] = []
     bind_stores(served)
     agents.serve_ranks()

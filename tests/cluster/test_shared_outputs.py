@@ -107,7 +107,7 @@ def test_a_new_run_is_warned_of_earlier_checkpoints(
     ) as found:
         shared_outputs.check(dataclasses.replace(first, job=job))
     [text] = [str(warning.message) for warning in found]
-    assert "the newest, 'checkpoint-20', is of " in text
+    assert "the newest, 'checkpoint-20', was written " in text
     assert "hint: to keep them, give this run another folder" in text
     if state is not None:
         assert (

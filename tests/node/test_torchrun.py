@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -111,6 +113,7 @@ def test_a_lost_store_has_an_exit_code_of_its_own() -> None:
 
 
 INTERRUPTED = """
+import logging
 import sys
 import threading
 from types import SimpleNamespace
@@ -124,6 +127,11 @@ class SignalException(Exception):
 def end_ranks(argv):
     # As a reader of a rank's log, which torch's own end would have ended.
     threading.Thread(target=threading.Event().wait).start()
+    server = logging.getLogger("torch.distributed.elastic.agent.server.api")
+    server.warning("Received %s death signal, shutting down workers", 1)
+    ranks = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
+    ranks.warning("Sending process %s closing signal %s", 7, "SIGHUP")
+    ranks.warning("another word of torch")
     raise SignalException("a second rank has failed")
 
 
@@ -144,7 +152,8 @@ torchrun.main([])
 def test_torchrun_that_is_interrupted_while_it_ends_its_ranks_waits_for_no_thread() -> (
     None
 ):
-    """Two ranks that fail at once each end torchrun: the second interrupts the end of the first."""
+    """Two ranks that fail at once each end torchrun: the second interrupts the end of the first.
+    The hangup by which they do so is no signal that their user sent, and not in the log."""
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED],
         capture_output=True,
@@ -152,4 +161,17 @@ def test_torchrun_that_is_interrupted_while_it_ends_its_ranks_waits_for_no_threa
         timeout=PATIENCE_S,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (1, "")
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.endswith(" another word of torch")
+
+
+def test_torch_tells_of_signals_in_these_words() -> None:
+    torch = importlib.util.find_spec("torch")
+    assert torch is not None
+    assert torch.origin is not None
+    elastic = Path(torch.origin).parent / "distributed/elastic"
+    server = (elastic / "agent/server/api.py").read_text()
+    ranks = (elastic / "multiprocessing/api.py").read_text()
+    assert '"Received %s death signal, shutting down workers"' in server
+    assert '"Sending process %s closing signal %s"' in ranks
