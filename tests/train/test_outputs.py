@@ -549,7 +549,12 @@ def test_few_samples_to_try_a_model_with() -> None:
     def lengths_of_few(lengths: list[int]) -> list[int]:
         table = TokenTable.build([range(length) for length in lengths])
         few = table.few()
-        assert table.few(1).tokens.tolist() == [0] * len(few)
+        # The token that ends a text stays: heads look for it.
+        for tokens in (1, 2):
+            cut = table.few(tokens)
+            last = [length - 1 for length in few.lengths(np.arange(len(few)))]
+            assert cut.tokens[cut.offsets[1:] - 1].tolist() == last
+            assert cut.longest <= tokens
         values: list[int] = few.lengths(np.arange(len(few))).tolist()
         return values
 

@@ -145,16 +145,17 @@ class TokenTable:
         out: the shortest of the first ones.
 
         Args:
-            most_tokens: tokens of each that are kept; None: all.
+            most_tokens: tokens of each that are kept, the last one among them, for which heads may
+                look; None: all.
         """
         tokens = []
         types = []
         for sample in self.few_samples():
             begin, end = self.offsets[sample : sample + 2]
             places = slice(begin, end)
-            tokens.append(self.tokens[places][:most_tokens])
+            tokens.append(_cut(self.tokens[places], most_tokens))
             if self.types is not None:
-                types.append(self.types[places][:most_tokens])
+                types.append(_cut(self.types[places], most_tokens))
         return TokenTable.build(tokens, types=types or None)
 
     # --- on disk ----------------------------------------------------------------------------------
@@ -355,6 +356,14 @@ class Batch:
             values = part.view(tensor.dtype)
             copies[name] = values.view(tensor.shape)
         return dataclasses.replace(self, inputs=inputs, targets=targets)
+
+
+def _cut(values: Array, most: int | None) -> Array:
+    """Returns the first of the values of a text's tokens, and that of the last one."""
+    if most is None or len(values) <= most:
+        return values
+    cut: Array = np.append(values[: most - 1], values[-1:])
+    return cut
 
 
 def _token_mask(lengths: Array, width: int, left: bool) -> Array:
