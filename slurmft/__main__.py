@@ -30,7 +30,7 @@ def _run(argv: list[str]) -> int:
         forward = plugins.get(plugins.GLOBAL_FLAGS, "on", "flag").load()
         if (code := forward(argv)) is not None:
             return int(code)
-    if not argv or argv[0] in ("-h", "--help"):
+    if not argv or argv[0] in ("-h", "--help", "--help-all"):
         print(usage())
         return Exit.OK if argv else Exit.USAGE
     if argv[0] == "help":

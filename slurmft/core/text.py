@@ -106,22 +106,27 @@ def screen_width(no_terminal: int = 10**6) -> int:
     return max(columns, _NARROWEST)
 
 
+_NO_BREAK = "\u00a0"
+"""A space at which no line is broken."""
+
+
 def hanging(head: str, text: str, indent: int = 4) -> str:
     """Returns a text as a line, or as several where the terminal has no room for it.
 
-    All lines but the first are indented. Paths stay in one piece.
+    All lines but the first are indented. Paths stay in one piece, as does 26.3 %.
     """
     # Some terminals go to the next line after a character in the last column. On one that is very
     # narrow, words must have some room behind the indent.
     width = max(screen_width() - 1, indent + 20)
-    return textwrap.fill(
-        text,
+    lines = textwrap.fill(
+        text.replace(" %", f"{_NO_BREAK}%"),
         width,
         initial_indent=head,
         subsequent_indent=" " * indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
+    return lines.replace(f"{_NO_BREAK}%", " %")
 
 
 class ScreenColumn(NamedTuple):

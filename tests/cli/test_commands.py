@@ -349,7 +349,8 @@ def test_names_that_mean_something_else(name: str, tmp_path: Path) -> None:
 
 def test_commands() -> None:
     assert slurmft().code == 2
-    assert slurmft("help").out == slurmft("--help").out
+    for words in (["help"], ["--help-all"], ["help", "--help-all"]):
+        assert slurmft(*words).out == slurmft("--help").out
     assert "submit" in slurmft("--help").out
     assert "did you mean submit?" in slurmft("submt").err
     assert "is not a run directory" in slurmft("follow", "/").err

@@ -9,6 +9,7 @@ from slurmft.core.text import (
     ScreenColumn,
     after_state,
     aligned,
+    hanging,
     on_screen,
     shown,
     shown_with_end,
@@ -33,6 +34,17 @@ NAMES = (
 )
 def test_width_is_that_of_the_terminal(text: str, width: int) -> None:
     assert width_of(text) == width
+
+
+def test_a_number_and_its_percent_sign_stay_on_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "queue 0.9 %, start 25.5 %, saves 26.3 %, waits 0.5 %"
+    for width in range(20, 60):
+        monkeypatch.setenv("COLUMNS", str(width))
+        lines = hanging("time  ", text, 6).splitlines()
+        assert not any(line.strip().startswith("%") for line in lines)
+        assert " ".join(line.strip() for line in lines) == f"time  {text}"
 
 
 @pytest.mark.parametrize(
