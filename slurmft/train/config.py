@@ -853,7 +853,7 @@ class TrainConfig:
         # The script of a metric is code.
         executes=True,
         predicts="reset",
-        elsewhere=("metric_for_best_model",),
+        elsewhere=("metric_for_best", "metric_for_best_model"),
     )
     early_stopping: int | None = option(
         None,

@@ -488,6 +488,7 @@ def test_adapters(
         model = write_sentence_model(tmp_path / "base")
     flags = ("--epochs", "1", "--batch-size", "16", "--lora", "4", *merge)
     done = run(tmp_path, "pairs", compared, model, *flags)
+    assert done.result["saved_model"]["largest_difference"] < 1e-5
     encoder = reference().SentenceTransformer(str(done.run.model), device="cpu")
     columns = texts_of("pairs", rows_of(compared, "validation"))
     vectors = np.stack([encoder.encode(texts) for texts in columns], axis=1)

@@ -341,6 +341,7 @@ def test_the_saved_adapter(two_ranks: Done, tiny_data: Path, tiny_model: Path) -
     share = result["trained_parameters"] / result["parameters"]
     assert 0.05 < share < 0.2
     assert f"M parameters train ({share:.1%})".replace("%)", " %)") in two_ranks.out
+    assert result["saved_model"]["largest_difference"] < 1e-5
     weights = load_file(folder / "adapter_model.safetensors")
     assert sum(w.size for w in weights.values()) == result["trained_parameters"]
     tokenizer = AutoTokenizer.from_pretrained(folder)

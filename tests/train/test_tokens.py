@@ -236,7 +236,7 @@ def test_tags_of_any_scheme_are_learnt_and_predicted(
     first = "accuracy" if is_plain else "entity_f1"
     assert done.result["primary_metric"] == first
     assert metrics[first] > 0.9
-    assert noted in done.run.rank_log(0).read_text()
+    assert noted in done.out
     output = tmp_path / "predictions.jsonl"
     file = data / "validation.jsonl"
     where = ("--cluster", "local", "--follow", "--runs-dir", str(tmp_path / "more"))

@@ -305,9 +305,11 @@ def test_a_run_says_what_it_validates_on(tmp_path: Path, tiny_model: Path) -> No
     done = train(tmp_path, *EXACT, *flags, "--max-steps", "2", "--batch-size", "4")
     assert done.code == 0, done.err
     (start,) = records(done.run, "start")
-    (line,) = start["data"]
+    line, *notes = start["data"]
     assert line.startswith("train.jsonl: train, by --validation-fraction 0.2, strat")
     assert "validation, by --validation-fraction 0.2, stratified by label" in line
+    assert any(note.startswith("validation: 16 of the 80 rows") for note in notes)
+    assert len(notes) == len(set(notes))
     counts = Counter(row["label"] for row in rows)
     assert counts == {"delivery": 40, "billing": 40}
     assert done.result["classes"]["billing"]["support"] == 8

@@ -154,7 +154,8 @@ class Reporter:
         self._warn_of_nodes(ranks)
 
     def _data_words(self) -> list[str]:
-        """Returns what the data has, in lines: as submission found it, where it was read there."""
+        """Returns what the data has, in lines: as submission found it, where it was read there, and
+        what the task has noted of it."""
         sources = [source.data for source in self._plan.config.sources()]
         data, *mixed = [Path(str(name)) for name in sources]
         lines = []
@@ -176,7 +177,7 @@ class Reporter:
             parts = mix_spec.in_words(self._plan.config.mixed, rows)
             for source, part in zip(sources, parts, strict=True):
                 lines.append(f"{source!r}: {part}")
-        return lines
+        return lines + list(self._setup.data.notes)
 
     def _mixture(self) -> list[dict[str, Any]]:
         """Returns how many rows each source of training data has, and an epoch of them."""

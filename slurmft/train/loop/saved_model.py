@@ -32,16 +32,16 @@ _LARGEST_SHARE = 0.25
 
 def compare(setup: Setup, loaded: LoadedModel) -> dict[str, Any] | None:
     """Compares the saved model, as transformers loads it, with the trained one; a warning where
-    they differ. On the main rank, which has the whole model.
+    they differ. On the main rank, which has the whole model. Adapters are compared with the base
+    that they are for.
 
     Returns:
         Number of samples, and the largest difference of outputs; None: they were not compared, as
         where the model has no output of `OUTPUTS`.
     """
     folder = descent.through(setup.run_dir.model)
-    model_class = type(loaded.model)
-    is_whole = (folder / "config.json").is_file()  # and no adapter
-    if not is_whole or not hasattr(model_class, "from_pretrained"):
+    # A base in 4 bits computes on GPUs alone.
+    if setup.config.load_in_4bit or not hasattr(loaded.model, "from_pretrained"):
         return None
     size_mib = loaded.parameters * 4 / 2**20
     if size_mib > _LARGEST_SHARE * hardware.memory_mib(Path("/")):
@@ -52,7 +52,7 @@ def compare(setup: Setup, loaded: LoadedModel) -> dict[str, Any] | None:
     try:
         samples = _Samples.few(setup, loaded)
         trained = _outputs_of_trained(setup, loaded, samples)
-        saved = _outputs_of_saved(folder, model_class, samples)
+        saved = _outputs_of_saved(folder, loaded.model, samples)
         pairs = list(_pairs(trained, saved, samples))
         if not pairs:
             return None
@@ -118,13 +118,18 @@ def _outputs_of_trained(setup: Setup, loaded: LoadedModel, samples: _Samples) ->
 
 
 @torch.no_grad()
-def _outputs_of_saved(folder: Path, model_class: Any, samples: _Samples) -> Any:
+def _outputs_of_saved(folder: Path, trained: Any, samples: _Samples) -> Any:
     """Returns the outputs of the saved model, by plain transformers on the CPU."""
-    model = model_class.from_pretrained(
+    more = {}
+    if not (folder / "config.json").is_file():
+        # An adapter: its base has another head, as the adapter's card says, too.
+        more["config"] = type(trained.config).from_pretrained(folder / "config")
+    model = type(trained).from_pretrained(
         folder,
         dtype=torch.float32,
         use_safetensors=True,
         trust_remote_code=False,
+        **more,
     )
     return model.eval()(**_uncached(samples.padded))
 
