@@ -122,23 +122,31 @@ _REASONS: tuple[tuple[str, str, bool, str], ...] = (
      "its last attempt failed", False, _HELD_AFTER_FAILURE),
 )  # fmt: skip
 
+# Slurm names a limit on running jobs also where a job alone asks for more than that.
+_ALONE = f"if none runs, it asks for more than that by itself: {_LESS}"
 # Limits of an association (user and account) or of a QOS.
 _LIMIT = r"(?P<limit>\w*?)(Limit)?$"
 _LIMITS: tuple[tuple[str, str, bool, str], ...] = (
+    (r"(Assoc|QOS)Grp(?P<limit>Jobs|SubmitJobs?)(Limit)?$",
+     "your account or QOS as a whole has reached its limit of {limit}", True,
+     f"it starts when others of it have ended; {_ASK}"),
     (r"(Assoc|QOS)Grp" + _LIMIT,
      "your account or QOS as a whole has reached its limit of {limit}", True,
-     f"it starts when others of it have ended, or the limit's period has; {_ASK}"),
+     f"it starts when others of it have ended, or the limit's period has; {_ALONE}; {_ASK}"),
     (r"(Assoc|QOS)?Min" + _LIMIT, "the QOS requires more {limit} than it asks for", False,
      f"{_AGAIN} with more, or with another --qos; {_ASK}"),
-    (r"(Assoc|QOS)?Max(?P<limit>\w*?)PerAccount(Limit)?$",
+    (r"(Assoc|QOS)?Max(?P<limit>Jobs|SubmitJobs?)PerAccount(Limit)?$",
      "the running jobs of all users of your account have reached its limit of {limit}", True,
      f"it starts when one of theirs or yours has ended; {_ASK}"),
+    (r"(Assoc|QOS)?Max(?P<limit>\w*?)PerAccount(Limit)?$",
+     "the running jobs of all users of your account have reached its limit of {limit}", True,
+     f"it starts when one of theirs or yours has ended; {_ALONE}; {_ASK}"),
+    (r"(Assoc|QOS)?Max(?P<limit>Jobs|SubmitJobs?)(PerUser)?(Limit)?$",
+     "your running jobs have reached your limit of {limit}", True,
+     "it starts when one of yours has ended: slurmft list"),
     (r"(Assoc|QOS)?Max(?P<limit>\w*?)PerUser(Limit)?$",
      "your running jobs have reached your limit of {limit}", True,
-     "it starts when one of yours has ended: slurmft list"),
-    (r"(Assoc|QOS)?Max(?P<limit>Jobs|SubmitJobs?)(Limit)?$",
-     "your running jobs have reached your limit of {limit}", True,
-     "it starts when one of yours has ended: slurmft list"),
+     f"it starts when one of yours has ended: slurmft list; {_ALONE}"),
     (r"(Assoc|QOS)?Max(?P<limit>\w*?)(Per(Job|Node))?(Limit)?$",
      "it asks for more {limit} than a job of yours may have", False,
      f"{_LESS}; {_ASK}"),

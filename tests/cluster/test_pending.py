@@ -87,6 +87,27 @@ def test_limit_is_named(reason: str, cause: str, by_itself: bool) -> None:
     assert waiting.by_itself == by_itself
 
 
+@pytest.mark.parametrize(
+    ("reason", "may_be_alone"),
+    [
+        ("QOSMaxCpuPerUserLimit", True),
+        ("QOSGrpNodeLimit", True),
+        ("MaxGRESPerAccount", True),
+        ("QOSMaxJobsPerUserLimit", False),
+        ("AssocMaxJobsLimit", False),
+        ("AssocGrpJobsLimit", False),
+        ("MaxSubmitJobsPerAccount", False),
+    ],
+)
+def test_a_job_may_exceed_a_limit_of_several_by_itself(
+    reason: str, may_be_alone: bool
+) -> None:
+    """Then it waits for ever, whatever ends. A limit on the number of jobs lets one run."""
+    waiting = pending.explain(reason, "17")
+    assert waiting is not None
+    assert ("slurmft cancel 17" in waiting.action) == may_be_alone
+
+
 def test_unknown_reason_is_left_to_slurm() -> None:
     assert pending.explain("SitePluginSaysNo") is None
 
