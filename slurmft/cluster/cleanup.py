@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slurmft.cluster.job_state import Phase
 from slurmft.cluster.status import RunStatus, run_statuses
-from slurmft.core import hooks, removal, trusted
+from slurmft.core import hooks, ownership, removal, trusted
 from slurmft.core.errors import SlurmftError
 from slurmft.core.terminal import ProgressLine
 from slurmft.runs import resolve
@@ -164,7 +164,7 @@ def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
                 ] += 1
     leftovers = [*_named("leftovers", top, removal.ASIDE, _LEFT)]
     # Others may have given these names, or that of a folder above, to what is this user's.
-    can_others_rename = trusted.renaming_on_the_way(top / "any") is not None
+    can_others_rename = trusted.renaming_in(top) is not None
     if can_others_rename or trusted.is_open_to_renames(top):
         if leftovers and "leftovers" in kinds:
             where = f"in {str(top)!r}, where others can rename"
@@ -246,7 +246,10 @@ def _is_own(path: Path, top: Path) -> bool:
     between = [folder for folder in path.parents if top in folder.parents]
     user = os.getuid()
     try:
-        return all(each.lstat().st_uid == user for each in (path, *between))
+        for each in (path, *between):
+            if ownership.status(each, follow_symlinks=False).st_uid != user:
+                return False
+        return True
     # What cannot be looked at is not removed.
     except OSError:
         return False

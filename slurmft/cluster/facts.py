@@ -18,7 +18,7 @@ from slurmft.cluster.fact_types import (
 from slurmft.cluster.job_state import Phase
 from slurmft.cluster.slurm import commands
 from slurmft.cluster.status import RunStatus, run_statuses
-from slurmft.core import descent, filesystem, fingerprint, users
+from slurmft.core import descent, filesystem, fingerprint, ownership, users
 from slurmft.core.decode import decode_leniently
 from slurmft.core.run_files import Failure, Result
 from slurmft.core.run_records import Warned
@@ -182,7 +182,7 @@ def _inode_if_own(run: RunDir) -> int | None:
 
 
 def _owner(run: RunDir) -> str:
-    return users.user_name(run.config.stat().st_uid)
+    return users.user_name(ownership.status(run.config).st_uid)
 
 
 def _origin(run: RunDir) -> dict[str, Any] | None:

@@ -22,7 +22,14 @@ from slurmft.cluster.submitit_logging import keeping_logging
 from slurmft.core import interpreter, permissions, process, removal
 from slurmft.core.config import RunConfig, time_limit_min
 from slurmft.core.decode import load
-from slurmft.core.errors import Exit, SlurmftError, UsageError, one_line, run_main
+from slurmft.core.errors import (
+    Exit,
+    SlurmftError,
+    UsageError,
+    of_system,
+    one_line,
+    run_main,
+)
 from slurmft.core.files import (
     UnfitFileError,
     open_to_append,
@@ -30,7 +37,7 @@ from slurmft.core.files import (
     write_json,
     write_text,
 )
-from slurmft.core.run_files import current_attempt
+from slurmft.core.run_files import Failure, current_attempt
 from slurmft.node import rendezvous, sealed, signals
 from slurmft.node.hardware import Gpu, select, visible_gpus
 from slurmft.runs import attempts, hung_collective
@@ -110,11 +117,26 @@ class LocalNodes:
         # Only now: of two jobs of a run `check_turn` lets one pass, whose file this is.
         write_json(_pid_file(run), Process.of(pid))
         while True:
-            outcome = self._outcome(run, self._attempt(run))
+            try:
+                code = self._attempt(run)
+            except OSError as error:
+                self._record(of_system(error))
+                raise
+            except SlurmftError as error:
+                self._record(error)
+                raise
+            outcome = self._outcome(run, code)
             if outcome.state != "requeued":
                 attempts.end(run, outcome)
                 return int(outcome.code)
             attempts.start_again(run, outcome.reason, self.PLACE)
+
+    def _record(self, error: SlurmftError) -> None:
+        """Records what kept an attempt from its start, where that has not recorded it itself."""
+        if not self.run.get_state().has_ended:
+            self.run.add(Failure.of("the job", error))
+            outcome = attempts.Outcome("failed", error.message, error.code)
+            attempts.end(self.run, outcome)
 
     def _attempt(self, run: RunDir) -> int:
         nodes = run.load_config().job.nodes

@@ -13,7 +13,7 @@ from slurmft.cluster import launcher as cluster_launcher
 from slurmft.cluster.ending import cancelled_error
 from slurmft.cluster.job_state import LOST, JobState, Report, by_record
 from slurmft.cluster.slurm import commands
-from slurmft.core import hooks, permissions, users
+from slurmft.core import hooks, ownership, permissions, users
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.files import exists_now, read_end
 from slurmft.runs.log_times import split
@@ -335,7 +335,7 @@ def cancel(run: RunDir) -> JobState | None:
                 return state
             launcher.cancel(job.id, run)
     except PermissionError:
-        owner = users.user_name(run.path.stat().st_uid)
+        owner = users.user_name(ownership.status(run.path).st_uid)
         raise SlurmftError(
             f"the job {job.id} of {str(run.path)!r} belongs to {owner}",
             "ask them to cancel it",

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
+from slurmft.core import ownership
+
 _MOST_LINKS = 40
 """As the kernel: more of them on one way are a circle."""
 _PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -81,14 +83,15 @@ def opened(
 
 
 def examine_way(
-    path: Path, check_above: Callable[[Path, os.stat_result], None]
+    path: Path, check: Callable[[Path, os.stat_result], None], includes_end: bool
 ) -> None:
     """Goes from the root to what a path leads to, by its links, whatever this process holds.
 
     Args:
         path: a folder, a file, or what is absent.
-        check_above: called with each folder on the way, also those that hold a link; raises where
-            it may not be one.
+        check: called with each folder on the way, also those that hold a link; raises where it may
+            not be one.
+        includes_end: call it with the folder at the end, too.
 
     Raises:
         ForeignLinkError: another user's link leads there.
@@ -96,7 +99,9 @@ def examine_way(
     """
     descent = _Descent(path, from_root=True)
     try:
-        descent.go(check_above)
+        descent.go(check)
+        if includes_end:
+            check(Path(descent.way), ownership.status(descent.place))
     finally:
         os.close(descent.place)
 
@@ -242,7 +247,7 @@ class _Descent:
         while self._parts:
             part = self._parts.pop()
             if check_above is not None:
-                check_above(Path(self.way), os.fstat(self.place))
+                check_above(Path(self.way), ownership.status(self.place))
             try:
                 next_place = os.open(part, _FOLDER_PLACE, dir_fd=self.place)
             except NotADirectoryError:
@@ -278,12 +283,12 @@ class _Descent:
         # The open link itself is asked and read: another may take its place.
         link = os.open(name, _PLACE, dir_fd=self.place)
         try:
-            status = os.fstat(link)
+            status = ownership.status(link)
             if not stat.S_ISLNK(status.st_mode):
                 reason = os.strerror(errno.ENOTDIR)
                 raise NotADirectoryError(errno.ENOTDIR, reason, str(self.path))
             if status.st_uid not in (0, os.geteuid()):
-                holder = os.fstat(self.place)
+                holder = ownership.status(self.place)
                 # Whoever alone can write a folder decides anyway what is found there.
                 if status.st_uid != holder.st_uid or holder.st_mode & 0o022:
                     link_path = self.way / name
@@ -296,4 +301,20 @@ class _Descent:
 
 def is_new(folder: int) -> bool:
     """Returns whether an open folder holds nothing but what its file system shows in each."""
-    return _FILE_SYSTEMS_OWN.issuperset(os.listdir(folder))
+    return all(_is_shown_in_each(folder, name) for name in os.listdir(folder))
+
+
+def _is_shown_in_each(folder: int, name: str) -> bool:
+    """Returns whether a file system shows a name in each folder: a folder that is not this user's,
+    as another of that name, which they have made and filled, would be."""
+    if name not in _FILE_SYSTEMS_OWN:
+        return False
+    try:
+        status = ownership.status(name, folder, follow_symlinks=False)
+    except OSError:  # listed, but not to be looked at
+        return True
+    if not stat.S_ISDIR(status.st_mode):
+        return False
+    is_mounted = status.st_dev != os.fstat(folder).st_dev
+    # Such folders are root's: of its own ones, nothing tells them apart.
+    return is_mounted or os.geteuid() == 0 or status.st_uid != os.geteuid()

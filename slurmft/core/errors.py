@@ -153,7 +153,7 @@ def run_main(
     except OSError as error:
         if debug:
             _print_traceback()
-        return _report(_of_system(error), as_json)
+        return _report(of_system(error), as_json)
 
 
 def _report(error: SlurmftError, as_json: bool) -> int:
@@ -174,7 +174,7 @@ def _report(error: SlurmftError, as_json: bool) -> int:
     return error.code
 
 
-def _of_system(error: OSError) -> SlurmftError:
+def of_system(error: OSError) -> SlurmftError:
     """Returns an error of the system in words, and what to do."""
     if error.errno == errno.ENAMETOOLONG:
         return UsageError(f"{error.filename!r} is {TOO_LONG}", TOO_LONG_CURE)

@@ -8,6 +8,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurmft.core import ownership, users
 from slurmft.core.text import in_bytes
 
 LOCK_PRIMITIVES = ("flock", "lockf", "ofd", "soft")
@@ -126,12 +127,12 @@ def _owner_who_refuses(error: BaseException, path: Path) -> str:
     if not isinstance(error, PermissionError):
         return ""
     folder = existing(path)
-    # KeyError: no user has the number.
-    with contextlib.suppress(OSError, KeyError):
-        status = folder.stat()
+    with contextlib.suppress(OSError):
+        status = ownership.status(folder)
         if status.st_uid != os.geteuid():
             mode = stat.S_IMODE(status.st_mode)
-            return f": {str(folder)!r} belongs to {folder.owner()} (mode {mode:o})"
+            owner = users.user_name(status.st_uid)
+            return f": {str(folder)!r} belongs to {owner} (mode {mode:o})"
     return ""
 
 

@@ -172,6 +172,35 @@ def read_bounded(
     return bytes(printed), bytes(errors)
 
 
+class StderrEnd:
+    """The end of what a child prints to stderr, which is read while it runs: it may print without
+    end, and must neither wait nor fill a disk."""
+
+    def __init__(self, child: subprocess.Popen[bytes]) -> None:
+        """
+        Args:
+            child: its stderr is a pipe.
+        """
+        import threading  # not for every command
+
+        assert child.stderr is not None
+        self._stream = child.stderr
+        self._end = b""
+        # Of what the child has left running, one may keep the pipe open for ever.
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def read(self, timeout_s: float) -> bytes:
+        """Returns the end of what was printed until nobody has the pipe open, or until now."""
+        self._reader.join(timeout_s)
+        return self._end
+
+    def _read(self) -> None:
+        with self._stream:
+            while block := os.read(self._stream.fileno(), _BLOCK_BYTES):
+                self._end = (self._end + block)[-_MOST_ERROR_BYTES:]
+
+
 def _left_s(deadline: float) -> float | None:
     if deadline == math.inf:
         return None

@@ -19,7 +19,7 @@ import re
 import stat
 from pathlib import Path
 
-from slurmft.core import descent
+from slurmft.core import descent, ownership
 from slurmft.core.writers import can_others_rename
 
 ASIDE_ENDING = r"\.slurmft-\d+-[0-9a-f]{4}"
@@ -135,14 +135,14 @@ def _matching(folder: Path, form: re.Pattern[str]) -> list[Path]:
 
 def _remove(folder: int, path: Path, at_once: bool, inode: int | None) -> None:
     name = path.name
-    _check(path, os.stat(name, dir_fd=folder, follow_symlinks=False), inode)
+    _check(path, folder, name, inode)
     # Where the caller has seen another, one that takes its place now would go: so it is looked at
     # again under a name that nobody has expected.
     if at_once or inode is not None:
         name = aside_of(path).name
         os.rename(path.name, name, src_dir_fd=folder, dst_dir_fd=folder)
         try:
-            _check(path, os.stat(name, dir_fd=folder, follow_symlinks=False), inode)
+            _check(path, folder, name, inode)
         except OSError:
             os.rename(name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
             raise
@@ -162,7 +162,8 @@ def _check_name_suffices(folder: int, path: Path) -> None:
         raise _refusal(path, "others can rename what is there")
 
 
-def _check(path: Path, status: os.stat_result, inode: int | None) -> None:
+def _check(path: Path, folder: int, name: str, inode: int | None) -> None:
+    status = ownership.status(name, folder, follow_symlinks=False)
     if inode is not None and status.st_ino != inode:
         raise _refusal(path, "it was replaced meanwhile")
     if status.st_uid != os.geteuid():

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurmft.core import descent, removal
+from slurmft.core import descent, ownership, removal
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import MOST_BYTES, UnfitFileError
 from slurmft.core.permissions import make_folder
@@ -95,7 +95,7 @@ class Door:
         """
         descriptor = self._opened(path.name, _FILE, folder, path)
         try:
-            self._check_file(path, os.fstat(descriptor))
+            self._check_file(path, ownership.status(descriptor))
         except BaseException:
             os.close(descriptor)
             raise
@@ -112,7 +112,7 @@ class Door:
         # Not by `folder`, which refuses a folder that others can write, as /tmp.
         descriptor = self._opened(str(path), _FILE, None, path)
         try:
-            status = os.fstat(descriptor)
+            status = ownership.status(descriptor)
             self._check_file(path, status)
             # fs.protected_hardlinks denies others such links, where a system has set it.
             if status.st_nlink != 1:
@@ -138,7 +138,7 @@ class Door:
             NotOwnError, OSError: as `read` does.
         """
         with self._descended(path) as descriptor:
-            self._check(path, os.fstat(descriptor))
+            self._check(path, ownership.status(descriptor))
             yield descriptor
 
     @contextlib.contextmanager
@@ -182,7 +182,7 @@ class Door:
                 continue
             descriptor = self._opened(name, _FOLDER, folder, path / inner)
             try:
-                self._check(path / inner, os.fstat(descriptor))
+                self._check(path / inner, ownership.status(descriptor))
                 yield from self._tree(path, inner, descriptor, only)
             finally:
                 os.close(descriptor)
@@ -234,7 +234,7 @@ class Door:
         """
         descriptor = os.open(path, _FOLDER)
         try:
-            status = os.fstat(descriptor)
+            status = ownership.status(descriptor)
             mode = stat.S_IMODE(status.st_mode)
             if status.st_uid != os.geteuid():
                 raise NotOwnError(
@@ -326,7 +326,7 @@ def _place_of(path: Path, denied: int) -> Path | None:
     for candidate in (path, *map(Path, sorted(endings))):
         # It may be gone by now.
         with contextlib.suppress(OSError):
-            status = candidate.lstat()
+            status = ownership.status(candidate, follow_symlinks=False)
             is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
             is_closed = not status.st_mode & denied
             if is_own and is_closed and (not needs_mark or _is_marked(candidate)):
@@ -426,14 +426,24 @@ def renaming_on_the_way(path: Path) -> Renaming | None:
 
     Whoever alone can write a folder may: they decide anyway what is found there.
     """
+    return _renaming_of(path, includes_end=False)
+
+
+def renaming_in(folder: Path) -> Renaming | None:
+    """Returns who else can rename what lies in a folder, the folder itself, or what leads there;
+    None: nobody can."""
+    return _renaming_of(folder, includes_end=True)
+
+
+def _renaming_of(path: Path, includes_end: bool) -> Renaming | None:
     try:
-        descent.examine_way(path, _check_renaming)
+        descent.examine_way(path, _check_renaming, includes_end)
     except _RenamingError as error:
         return error.renaming
     except descent.ForeignLinkError as error:
         # Whoever has made a link can lead it elsewhere.
         holder = Path(error.link.parent)
-        return _renaming(holder, holder.stat(), owner(error.user))
+        return _renaming(holder, ownership.status(holder), owner(error.user))
     except OSError:  # it is to be made, and for nobody else to write
         return None
     return None
@@ -459,7 +469,7 @@ def temporary_place() -> Path:
     usual = Path(tempfile.gettempdir())
     for place in (usual, *_TEMPORARY_PLACES):
         can_write = os.access(place, os.W_OK | os.X_OK)
-        if can_write and renaming_on_the_way(place / "any") is None:
+        if can_write and renaming_in(place) is None:
             return place
     return usual
 
@@ -468,7 +478,7 @@ def is_open_to_renames(folder: Path) -> bool:
     """Returns whether somebody else can give the names in a folder to other things of this user's:
     what has only a name of slurmft's is not removed then. False where the folder is absent."""
     try:
-        status = folder.stat()
+        status = ownership.status(folder)
     except FileNotFoundError:
         return False
     except OSError:
@@ -482,7 +492,8 @@ def is_open_to_renames(folder: Path) -> bool:
 def is_own(path: Path) -> bool:
     """Returns whether a file, folder or link itself is this user's or root's."""
     try:
-        return path.lstat().st_uid in (0, os.geteuid())
+        status = ownership.status(path, follow_symlinks=False)
+        return status.st_uid in (0, os.geteuid())
     except OSError:
         return False
 
@@ -491,7 +502,8 @@ def other_owner(path: Path) -> str:
     """Returns the other user in words whose a file is, or the link that leads to it; "": it is
     this user's, root's, or absent."""
     with contextlib.suppress(OSError):
-        for status in (path.lstat(), path.stat()):
+        for follow_symlinks in (False, True):
+            status = ownership.status(path, follow_symlinks=follow_symlinks)
             if status.st_uid not in (0, os.geteuid()):
                 return owner(status.st_uid)
     return ""
@@ -537,11 +549,11 @@ def own_lock_file(path: Path) -> int:
     except OSError as error:
         error.filename = str(path)
         with contextlib.suppress(OSError):
-            status = os.lstat(path)
+            status = ownership.status(path, follow_symlinks=False)
             if stat.S_ISLNK(status.st_mode) or status.st_uid != os.geteuid():
                 raise _in_the_way(path, status) from None
         raise error
-    status = os.fstat(descriptor)
+    status = ownership.status(descriptor)
     is_own_file = status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode)
     if is_own_file and _LOCK.fullmatch(os.pread(descriptor, _MOST_LOCK_BYTES, 0)):
         return descriptor

@@ -5,6 +5,7 @@ import os
 import stat
 from pathlib import Path
 
+from slurmft.core import ownership
 from slurmft.core.users import group_name, is_private_group, owner
 
 EVERYBODY = "everybody"
@@ -16,7 +17,7 @@ _LISTS = ("system.posix_acl_default", "system.posix_acl_access")
 
 def can_others_rename(folder: int) -> bool:
     """Returns whether somebody else can rename what lies in an open folder."""
-    status = os.fstat(folder)
+    status = ownership.status(folder)
     is_others = status.st_uid not in (0, os.geteuid())
     opened = Path(f"/proc/self/fd/{folder}")
     return is_others or bool(who_renames(opened, status))

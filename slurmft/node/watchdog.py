@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurmft.core import process, removal
+from slurmft.core import ownership, process, removal
 from slurmft.core.decode import read
 from slurmft.core.files import open_to_append, write_json
 from slurmft.core.run_files import ENDED, Calls, RankCalls, current_attempt
@@ -364,7 +364,7 @@ def _is_own(path: Path) -> bool:
     be a FIFO, whose reader waits for ever.
     """
     try:
-        status = path.lstat()
+        status = ownership.status(path, follow_symlinks=False)
     except OSError:  # another task has removed it
         return False
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()

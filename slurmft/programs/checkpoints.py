@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from enum import IntEnum
 from pathlib import Path
 
-from slurmft.core import users, writers
+from slurmft.core import ownership, users, writers
 from slurmft.programs.file_ends import is_cut_off, is_weights
 
 _TEMPORARY = re.compile(
@@ -84,7 +84,8 @@ def foreign(folder: Path) -> dict[Path, int]:
 def _is_foreign(path: Path) -> bool:
     """Returns whether a file or folder is neither this user's nor root's, or is gone."""
     try:
-        return path.lstat().st_uid not in (0, os.geteuid())
+        status = ownership.status(path, follow_symlinks=False)
+        return status.st_uid not in (0, os.geteuid())
     except FileNotFoundError:  # the program may remove old ones at any time
         return True
 
@@ -97,8 +98,8 @@ def refusal(path: Path) -> str | None:
     for file in _entries(path):
         with contextlib.suppress(OSError):  # it is gone, or a link that leads nowhere
             # A link and what it leads to.
-            for look in (os.lstat, os.stat):
-                status = look(file)
+            for follow_symlinks in (False, True):
+                status = ownership.status(file, follow_symlinks=follow_symlinks)
                 if status.st_uid not in (0, os.geteuid()):
                     owner = users.owner(status.st_uid)
                     return f"{str(file)!r} belongs to {owner}; only your own are loaded"

@@ -8,7 +8,7 @@ import os
 import shlex
 from pathlib import Path
 
-from slurmft.core import filesystem, hooks
+from slurmft.core import filesystem, hooks, ownership
 from slurmft.core.errors import SlurmftError
 from slurmft.core.text import in_bytes
 from slurmft.runs.rundir import RunDir
@@ -80,7 +80,8 @@ def largest(run: RunDir, count: int = 3) -> list[tuple[int, Path]]:
 
 def _is_own(path: Path, device: int) -> bool:
     try:
-        about = path.lstat()  # of a link itself: to remove it makes no room
+        # Of a link itself: to remove it makes no room.
+        about = ownership.status(path, follow_symlinks=False)
     except OSError:  # most runs have no tokens, and many no checkpoints
         return False
     is_of_user = about.st_uid == os.getuid()

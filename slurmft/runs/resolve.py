@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from slurmft.core import descent, site
+from slurmft.core import descent, ownership, site
 from slurmft.core.config import STAMP
 from slurmft.core.errors import UsageError, nearest
 from slurmft.core.filesystem import absolute
@@ -149,8 +149,7 @@ def _newest_own(top: Path, paths: Sequence[Path]) -> Path:
     # The folder may be a group's, in which `last` must not be a colleague's run.
     own_paths = []
     for path in paths:
-        about = _stat(path)
-        if about is not None and about.st_uid == os.getuid():
+        if _owner(path) == os.getuid():
             own_paths.append(path)
     if not own_paths:
         which = "no run"
@@ -174,6 +173,13 @@ def submitted(path: Path) -> tuple[str, float]:
         return stamp[1], changed_at
     local_time = time.localtime(changed_at)
     return time.strftime("%Y%m%d-%H%M%S", local_time), changed_at
+
+
+def _owner(path: Path) -> int | None:
+    try:
+        return ownership.status(path).st_uid
+    except OSError:  # removed meanwhile, or closed to this user
+        return None
 
 
 def _stat(path: Path) -> os.stat_result | None:

@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -91,7 +90,7 @@ class MetricProcess:
         self._keeps_output = keeps_output
         self._child: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
-        self._errors: Any = None
+        self._errors: process.StderrEnd | None = None
 
     def __enter__(self) -> "MetricProcess":
         return self
@@ -153,16 +152,16 @@ class MetricProcess:
             os.killpg(self._child.pid, signal.SIGKILL)
         self._child.wait()
         self._child = None
-        if self._errors is not None:
-            self._errors.close()
+        self._errors = None
 
     def _start(self) -> None:
         self._channel, of_child = socket.socketpair()
         self._channel.settimeout(_POLL_S)
         output: int | None = None
+        errors: int | None = None
         if not self._keeps_output:
             output = subprocess.DEVNULL
-            self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
+            errors = subprocess.PIPE
         command = interpreter.module(
             "slurmft.train.metric_worker", str(of_child.fileno()), unbuffered=True
         )
@@ -172,11 +171,13 @@ class MetricProcess:
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
-                stderr=self._errors,
+                stderr=errors,
                 pass_fds=[of_child.fileno()],
                 # A group of its own, with all that scripts start: `end` reaches them.
                 start_new_session=True,
             )
+        if errors is not None:
+            self._errors = process.StderrEnd(self._child)
 
     def _exchange(self, text: bytes, deadline: float | None) -> bytes:
         """Sends a line, and returns the one that comes back. Raises as `_wait`, and _NoAnswerError
@@ -230,10 +231,9 @@ class MetricProcess:
             words = f" (exit code {code})"
         if self._errors is None:
             return words
-        # It may have printed without end.
-        size_bytes = self._errors.seek(0, os.SEEK_END)
-        self._errors.seek(max(0, size_bytes - _READ_BYTES))
-        last_line = os.fsdecode(self._errors.read()).strip().rpartition("\n")[2]
+        # What a script has left running may still have it open.
+        printed = os.fsdecode(self._errors.read(_POLL_S))
+        last_line = printed.strip().rpartition("\n")[2]
         if last_line:
             words += f": {last_line[-_LONGEST_LINE:]}"
         return words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 from slurmft.cluster import local
 from slurmft.cluster.local import LocalNodes, Process
 from slurmft.core.config import JobConfig, RunConfig
-from slurmft.core.errors import Exit
+from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.files import to_json, write_json
 from slurmft.core.program import Program
 from slurmft.core.run_files import ATTEMPT
@@ -139,3 +140,30 @@ def test_attempt_in_the_place_of_the_one_before_is_no_requeue(
     ]
     assert state.history[2].reason.endswith(f"; it starts again {place}")
     assert len(state.starts_since_submission()) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "x", "/tmp/a"), "'/tmp/a' cannot be written"),
+        (SlurmftError("no sessions"), "no sessions"),
+    ],
+)
+def test_what_keeps_an_attempt_from_its_start_is_recorded(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
+) -> None:
+    def attempt(self: LocalNodes, run: RunDir) -> int:
+        raise error
+
+    monkeypatch.setattr(LocalNodes, "_attempt", attempt)
+    monkeypatch.setattr(signals, "block", lambda: None)
+    monkeypatch.setattr(signals, "listen", lambda on_signal: None)
+    monkeypatch.setattr(RunDir, "join", RunDir.load_config)
+    monkeypatch.setattr(attempts, "check_turn", lambda *_: None)
+    with pytest.raises(type(error)):
+        LocalNodes(run)()
+    state = run.get_state()
+    assert (state.state, words in state.reason) == ("failed", True)
+    failure = run.root_failure()
+    assert failure is not None
+    assert words in failure.message

@@ -33,7 +33,7 @@ from slurmft.runs.rundir import RunDir
 from tests.cluster.test_batch_script import Script
 from tests.conftest import Done
 from tests.programs.test_snapshot import taken_by, write_index
-from tests.support import PATIENCE_S
+from tests.support import PATIENCE_S, lockfs
 from tests.support.damage import NO_FILES
 from tests.support.made_runs import write_run
 from tests.support.users import REPOSITORY, User, two_users
@@ -2885,6 +2885,61 @@ def stage_folder_of_a_group(ada: User, eve: User) -> None:
     for refusal in refusals:
         assert f"the group 21100 can rename what is in '{disk}'" in refusal
     assert len(list(disk.glob("*/thesis.tex"))) == 3
+
+
+@attack(
+    ANYBODY,
+    "puts links of theirs, of whatever names, into your TMPDIR or the folder of `--stage-dir`, "
+    "where all may make files",
+    "used all the same: the names there are random",
+)
+def links_where_temporary_folders_are_made(ada: User, eve: User) -> None:
+    disk = ada.home / "disk of all"
+    disk.mkdir()
+    disk.chmod(0o1777)
+    os.chown(disk, 0, 0)
+    for name in ("any", "x", "slurmft", f"slurmft-env-{ada.uid}"):
+        link(eve, disk / name, eve.home)
+    code = (
+        "from pathlib import Path; from slurmft.core import trusted\n"
+        "from slurmft.plugins.stage_env import pack\n"
+        "print(trusted.temporary_place())\n"
+        f"pack.check_disk(Path({str(disk)!r}))\n"
+    )
+    assert ada.python(code, TMPDIR=str(disk)) == f"{disk}\n"
+
+
+@attack(
+    ANYBODY,
+    "has a file system of their own (FUSE), where the site lets them show it to others: it shows a "
+    "run or a study as yours or root's",
+    "all in it counts as theirs: refused; nothing of it runs",
+)
+def file_system_of_theirs(ada: User, eve: User) -> None:
+    reason = lockfs.missing()
+    if reason:
+        pytest.skip(reason)
+    with lockfs.TwoNodes(eve.home / "shown", user=eve.uid) as shown:
+        top = shown.nodes[0]
+        # As her file system would show it.
+        run = write_run(top / "run-1", setup=(f"touch {ada.home}/attacked",))
+        run.submitit.mkdir()
+        launcher.note_job(run, "local", "4711", os.uname().nodename)
+        for path in (top, *top.rglob("*")):
+            path.chmod(0o755)
+        ada.own(top)
+        assert run.path.stat().st_uid == ada.uid
+        done = ada.slurmft("resume", str(run.path), "--cluster", "local")
+        assert_refused(done, f"'{run.path}' belongs to eve")
+        code = (
+            "from pathlib import Path; from slurmft.core import trusted\n"
+            f"top = Path({str(top)!r})\n"
+            "print(trusted.is_own(top), trusted.other_owner(top / 'run-1'))\n"
+            "print(trusted.is_open_to_renames(top))\n"
+        )
+        facts = ada.python(code).splitlines()
+        assert facts == [f"False eve (uid {eve.uid})", "True"]
+    assert not (ada.home / "attacked").exists()
 
 
 @pytest.mark.parametrize("each", ATTACKS, ids=lambda each: each.carry_out.__name__)

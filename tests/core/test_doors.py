@@ -6,6 +6,7 @@ user has made occurs in the modules that guard it, and nowhere else.
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,7 @@ DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "core/below.py",
             "core/descent.py",
             "core/files.py",
+            "core/ownership.py",
             "core/removal.py",
             "core/trusted.py",
         ),
@@ -243,6 +245,30 @@ def test_act_occurs_in_the_modules_that_guard_it_alone(act: str) -> None:
     assert not elsewhere
     # A module that does it no more has no place here.
     assert used == set(modules)
+
+
+def test_an_owner_that_is_believed_is_asked_of_one_module() -> None:
+    """A file system that another user serves shows whichever owners they like."""
+    elsewhere = []
+    _, modules = DOORS["ask whose a file is"]
+    for module in modules:
+        for function in ast.walk(ast.parse((_ROOT / module).read_text())):
+            if isinstance(function, ast.FunctionDef):
+                elsewhere += [f"{module}:{line}" for line in _owners_as_shown(function)]
+    assert not elsewhere
+
+
+def _owners_as_shown(function: ast.FunctionDef) -> Iterator[int]:
+    """The lines of a function that take an owner out of what Python's own calls return."""
+    names = {}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            names[ast.unparse(node.targets[0])] = ast.unparse(node.value.func)
+    for node in ast.walk(function):
+        if isinstance(node, ast.Attribute) and node.attr == "st_uid":
+            source = names.get(ast.unparse(node.value), ast.unparse(node.value))
+            if re.search(r"\b(l?stat|fstat)\b", source.replace("ownership.status", "")):
+                yield node.lineno
 
 
 # --- what docs/security.md lists ------------------------------------------------------------------

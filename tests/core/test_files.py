@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import slurmft
-from slurmft.core import files, removal
+from slurmft.core import descent, files, removal
 from tests.support.damage import NO_FILES
 from tests.support.nfs import remember_absent_names
 
@@ -161,6 +161,7 @@ OWN_FILES = {
     "core/files.py": "the functions themselves",
     "core/trusted.py": "what nobody else can have written",
     "core/filesystem.py": "/proc",
+    "core/ownership.py": "/proc",
     "core/process.py": "/proc",
     "core/fingerprint.py": "slurmft's own modules",
     "core/plugins.py": "files of installed packages",
@@ -204,6 +205,27 @@ def unguarded_reads(file: Path) -> Iterator[str]:
                 yield text
         if text.startswith(("json.load(", "tomllib.")):
             yield text
+
+
+def test_what_servers_show_in_each_folder_is_not_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = os.getuid() or 4711
+    snapshots = tmp_path / ".snapshot"
+    folder = os.open(tmp_path, os.O_RDONLY)
+    assert descent.is_new(folder)
+    snapshots.touch()
+    assert not descent.is_new(folder)
+    snapshots.unlink()
+    snapshots.mkdir()
+    os.chown(snapshots, user, -1)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    assert not descent.is_new(folder)
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)  # whose it is not
+    assert descent.is_new(folder)
+    (tmp_path / "file").touch()
+    assert not descent.is_new(folder)
+    os.close(folder)
 
 
 def test_error_of_a_file_to_append_to_names_its_path(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import signal
 import subprocess
 import time
 
@@ -39,6 +41,20 @@ def test_a_time_limit_ends_a_command_with_what_it_has_started() -> None:
 
     # a busy kernel takes a moment to end what was killed
     until(are_gone)
+
+
+def test_the_end_of_what_a_child_prints_to_stderr() -> None:
+    """It prints more than a pipe holds, and leaves a process that keeps the pipe open."""
+    command = ["bash", "-c", "printf '%300000s\n' bad >&2; sleep 60 & exit 3"]
+    with process.start(
+        command, stderr=subprocess.PIPE, start_new_session=True
+    ) as child:
+        stderr = process.StderrEnd(child)
+        child.wait()
+        until(lambda: stderr.read(0.01).endswith(b" bad\n"))
+        assert len(stderr.read(0.01)) == 2**16
+        os.killpg(child.pid, signal.SIGKILL)
+        stderr.read(30)
 
 
 @pytest.mark.parametrize("command", [["no-such-command"], ["false"]])

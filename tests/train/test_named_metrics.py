@@ -818,6 +818,16 @@ def test_a_metric_that_does_not_return_has_no_value(
 
 
 @pytest.mark.processes
+def test_what_a_script_prints_at_submission_fills_no_disk() -> None:
+    with MetricProcess(dict(os.environ)) as metric_process:
+        metric_process._start()
+        child = metric_process._child
+        assert child is not None
+        assert os.readlink(f"/proc/{child.pid}/fd/2").startswith("pipe:")
+        metric_process.end(at_once=True)
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("answer", "words"),
     [

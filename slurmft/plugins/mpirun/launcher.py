@@ -17,7 +17,7 @@ from pathlib import Path
 
 from slurmft.cluster import local
 from slurmft.cluster.local import LocalNodes
-from slurmft.core import interpreter, process, removal
+from slurmft.core import filesystem, interpreter, process, removal
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.credentials import holds_secret
 from slurmft.core.errors import Exit, SlurmftError, UsageError, run_main
@@ -28,7 +28,6 @@ from slurmft.core.files import (
     read_text,
     write_json,
 )
-from slurmft.core.filesystem import absolute
 from slurmft.core.run_files import Failure, current_attempt
 from slurmft.node import sealed
 from slurmft.node.rendezvous import HOSTS
@@ -181,6 +180,9 @@ def session_folders(
     Args:
         program: mpirun; Intel's has no such folders.
         environment: of mpirun.
+
+    Raises:
+        SlurmftError: the folder cannot be made.
     """
     is_set = any(name in environment for name in _SESSION_VARIABLES)
     if is_set or Path(program).name in _PROGRAMS["intel"]:
@@ -188,7 +190,14 @@ def session_folders(
         return
     # Not TMPDIR: other hosts may have none of that name.
     base = Path("/tmp", f"slurmft-openmpi-{os.geteuid()}-{secrets.token_hex(8)}")
-    base.mkdir(mode=0o700)
+    try:
+        base.mkdir(mode=0o700)
+    except OSError as error:
+        variables = "=DIR ".join((*_SESSION_VARIABLES, ""))
+        raise SlurmftError(
+            f"Open MPI can keep no sessions in /tmp: {filesystem.reason(error, base)}",
+            f"make room there; or name a folder of yours alone: export {variables.strip()}",
+        ) from None
     for name in _SESSION_VARIABLES:
         environment[name] = str(base)
     try:
@@ -264,7 +273,7 @@ def read_hostfile(path: str) -> list[str]:
     (`n1 slots=2`), Intel MPI (`n1:2`) or PBS (a line for each core) writes them. The numbers are
     not used."""
     try:
-        text = read_text(absolute(path))
+        text = read_text(filesystem.absolute(path))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         problem = f"--hostfile {path!r} cannot be read: {reason}"

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from slurmft.core import interpreter, process, removal
+from slurmft.core import interpreter, ownership, process, removal
 from slurmft.core.trusted import (
     Door,
     NotOwnError,
+    renaming_in,
     renaming_on_the_way,
     sha256_of,
 )
@@ -244,7 +245,7 @@ def _output(*command: str) -> str:
 def check_disk(folder: Path) -> None:
     """Raises StageError where somebody else can rename what is unpacked into a folder: theirs would
     run, and another folder of this user's would be removed."""
-    renaming = renaming_on_the_way(folder / "any")
+    renaming = renaming_in(folder)
     if renaming is not None:
         raise StageError(
             f"{renaming.who} can rename what is in {str(renaming.folder)!r}: see --stage-dir"
@@ -255,13 +256,14 @@ def leftovers(folder: Path) -> list[Path]:
     """Lists what ended tasks of this user have not removed. Nothing runs from it."""
     paths: list[Path] = []
     # What others have given such a name is not even renamed.
-    if renaming_on_the_way(folder / "any") is not None:
+    if renaming_in(folder) is not None:
         return paths
     for path in folder.glob(f"{NAME}-{os.getuid()}-*"):
         # OSError: another task has just removed it, or is alive and has it locked.
         with contextlib.suppress(OSError):
             # In /tmp, another user may have given a file or a link such a name.
-            if path.lstat().st_uid != os.getuid():
+            status = ownership.status(path, follow_symlinks=False)
+            if status.st_uid != os.getuid():
                 continue
             if path.suffix == OLD:
                 paths.append(path)

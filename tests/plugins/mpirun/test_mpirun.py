@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from slurmft.plugins.mpirun.launcher import (
     fabric_variables,
     hosts_of,
     read_hostfile,
+    session_folders,
     starter,
     starter_variables,
 )
@@ -604,6 +606,21 @@ def test_killed_task_has_the_code_that_srun_gives(tmp_path: Path) -> None:
     assert code == 128 + signal.SIGKILL
     attempts.begin(run, ["n1"], "1")
     assert attempts.decide(run, code).state == "requeued"
+
+
+def test_no_room_for_the_sessions_of_open_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, mode: int = 0o777) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    environment: dict[str, str] = {}
+    with (
+        pytest.raises(SlurmftError, match="no sessions in /tmp: No space") as error,
+        session_folders("mpirun", environment),
+    ):
+        pass
+    assert "PRTE_MCA_prte_tmpdir_base=DIR" in (error.value.hint or "")
+    assert environment == {}
 
 
 def test_hostfiles(tmp_path: Path) -> None:

@@ -30,12 +30,14 @@ class TwoNodes:
     Used as a context manager; at the end nothing is mounted and nothing runs any more.
     """
 
-    def __init__(self, folder: Path, *, leak_ofd: bool = False) -> None:
+    def __init__(self, folder: Path, *, leak_ofd: bool = False, user: int = 0) -> None:
+        """`user`: the number of the user who has mounted it, in the kernel's eyes."""
         self.back = folder / "back"
         """The shared folder itself, as no node sees it."""
         self.nodes = (folder / "node1", folder / "node2")
         """The folder as each of the two nodes sees it."""
         self._options = ["--leak-ofd"] if leak_ofd else []
+        self._as_user = ["setpriv", f"--ruid={user}"] if user else []
         self._mounts: list[tuple[Path, subprocess.Popen[str]]] = []
 
     def __enter__(self) -> TwoNodes:
@@ -66,7 +68,7 @@ class TwoNodes:
 
     def _mount(self, program: Path, node: Path) -> None:
         process = subprocess.Popen(
-            [program, self.back, node, *self._options],
+            [*self._as_user, program, self.back, node, *self._options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -1,0 +1,53 @@
+"""Whose a file is, in file systems of others, too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from slurmft.core import ownership
+from tests.support import lockfs
+
+MOUNTS = """\
+22 27 0:20 / /proc rw - proc proc rw
+41 27 0:40 / /home/eve/a\\040-\\040b rw,nosuid master:1 - fuse.sshfs x:/ rw,user_id=1002
+42 27 0:41 / /sys/fs/fuse/connections rw - fusectl user_id=3 rw
+43 27 0:42 / /mnt rw - fuse a\\040b rw,user_id=0,group_id=0,allow_other
+44 27 8:1 / / rw - ext4 /dev/sda1 rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "server"),
+    [((0, 40), 1002), ((0, 42), 0), ((0, 20), None), ((0, 41), None), ((0, 99), None)],
+)
+def test_who_has_mounted_a_file_system(
+    device: tuple[int, int], server: int | None
+) -> None:
+    assert ownership.server_of(MOUNTS, os.makedev(*device)) == server
+
+
+@pytest.mark.processes
+def test_what_another_user_has_mounted_is_theirs(tmp_path: Path) -> None:
+    """Whatever owner it shows; also where it is no longer mounted."""
+    reason = lockfs.missing()
+    if reason:
+        pytest.skip(reason)
+    with lockfs.TwoNodes(tmp_path / "shown", user=21002) as shown:
+        node = shown.nodes[0]
+        (node / "file").touch()
+        (node / "link").symlink_to("/etc/passwd")
+        for name, follows, user in (
+            ("file", True, 21002),
+            ("link", False, 21002),
+            ("link", True, 0),
+        ):
+            status = ownership.status(node / name, follow_symlinks=follows)
+            assert status.st_uid == user
+        assert ownership.status(shown.back / "file").st_uid == 0
+        with open(node / "file") as file:
+            subprocess.run(["umount", "--lazy", node], check=True, timeout=30)
+            assert ownership.status(file.fileno()).st_uid == 65534
