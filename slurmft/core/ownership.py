@@ -2,12 +2,17 @@
 
 In a file system in user space (FUSE) owners and modes are whatever its server shows. Where a site
 lets its users mount one for others (`user_allow_other`), one of theirs could show files of root, or
-of whoever looks. So all there counts as the user's who has mounted it.
+of whoever looks. So all there counts as the user's who has mounted it, and as open to everybody:
+what this user makes there, the server can change as well.
 """
 
 import ctypes
+import errno
 import os
+import stat
 from pathlib import Path
+
+from slurmft.core.users import owner
 
 _PLACE = os.O_PATH | os.O_CLOEXEC
 _MOUNTS = "/proc/self/mountinfo"
@@ -22,7 +27,7 @@ _NOBODY = 65534
 def status(
     place: int | str | Path, dir_fd: int | None = None, follow_symlinks: bool = True
 ) -> os.stat_result:
-    """Returns the status of a file, folder or link, with an owner that is to be believed.
+    """Returns the status of a file, folder or link, with an owner and a mode to be believed.
 
     Args:
         place: a descriptor, a path, or a name in a folder.
@@ -57,8 +62,21 @@ def _of_descriptor(descriptor: int) -> os.stat_result:
     if server is None or server in _trusted_numbers():
         return found
     values = list(found)
-    values[4] = server  # st_uid
+    values[stat.ST_MODE] = (found.st_mode | stat.S_IWOTH) & ~stat.S_ISVTX
+    values[stat.ST_UID] = server
     return os.stat_result(values)
+
+
+def check_kept(place: Path) -> None:
+    """Checks that what this user has made is kept by a file system of root's, or of their own.
+
+    Raises:
+        PermissionError: another user has mounted it.
+    """
+    user = status(place).st_uid
+    if user != place.stat().st_uid:
+        why = f"{owner(user)} has mounted this file system, and can change all in it"
+        raise PermissionError(errno.EPERM, why, str(place))
 
 
 def server_of(mountinfo: str, device: int) -> int | None:

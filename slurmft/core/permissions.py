@@ -6,6 +6,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from slurmft.core import ownership
 from slurmft.core.below import Below
 from slurmft.core.filesystem import existing
 from slurmft.core.writers import remove_lists, set_folder_mode
@@ -97,6 +98,11 @@ def _make(path: Path, mode: int, may_be_used: bool) -> None:
                 raise
             return
         folder = new.path()
+        try:
+            ownership.check_kept(folder)
+        except PermissionError as error:
+            error.filename = str(path)
+            raise
         remove_lists(folder)
         # By mkdir's mode the umask would decide.
         set_folder_mode(folder, mode)

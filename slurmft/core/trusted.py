@@ -385,6 +385,12 @@ def _check_above(path: Path, status: os.stat_result) -> None:
 
 
 def _writable(path: Path, status: os.stat_result, change: str) -> NotOwnError:
+    try:
+        ownership.check_kept(path)
+    except PermissionError as error:
+        return NotOwnError(
+            f"{_refused()}: {str(path)!r}: {error.strerror}", "use a folder elsewhere"
+        )
     mode = stat.S_IMODE(status.st_mode)
     problem = f"{_refused()}: others can write {str(path)!r} (mode {mode:04o})"
     command = f"chmod {change} {shlex.quote(str(path))}"

@@ -2913,7 +2913,7 @@ def links_where_temporary_folders_are_made(ada: User, eve: User) -> None:
     ANYBODY,
     "has a file system of their own (FUSE), where the site lets them show it to others: it shows a "
     "run or a study as yours or root's",
-    "all in it counts as theirs: refused; nothing of it runs",
+    "all in it counts as theirs: refused; nothing of it runs, and no run of yours is made there",
 )
 def file_system_of_theirs(ada: User, eve: User) -> None:
     reason = lockfs.missing()
@@ -2930,15 +2930,21 @@ def file_system_of_theirs(ada: User, eve: User) -> None:
         ada.own(top)
         assert run.path.stat().st_uid == ada.uid
         done = ada.slurmft("resume", str(run.path), "--cluster", "local")
-        assert_refused(done, f"'{run.path}' belongs to eve")
+        assert_refused(
+            done, f"'{top}': eve (uid {eve.uid}) has mounted this file system"
+        )
         code = (
             "from pathlib import Path; from slurmft.core import trusted\n"
             f"top = Path({str(top)!r})\n"
             "print(trusted.is_own(top), trusted.other_owner(top / 'run-1'))\n"
-            "print(trusted.is_open_to_renames(top))\n"
+            "print(trusted.is_open_to_renames(top), trusted.renaming_in(top).who)\n"
         )
         facts = ada.python(code).splitlines()
-        assert facts == [f"False eve (uid {eve.uid})", "True"]
+        assert facts == [f"False eve (uid {eve.uid})", "True everybody"]
+        submit = ("submit", "--task", "synthetic", "--cluster", "local")
+        done = ada.slurmft(*submit, "--runs-dir", str(top / "runs"))
+        assert done.code != 0
+        assert f"eve (uid {eve.uid}) has mounted this file system" in done.err
     assert not (ada.home / "attacked").exists()
 
 
