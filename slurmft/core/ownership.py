@@ -6,6 +6,7 @@ of whoever looks. So all there counts as the user's who has mounted it, and as o
 what this user makes there, the server can change as well.
 """
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -115,7 +116,8 @@ def _trusted_numbers() -> set[int]:
     container, which mounts may name."""
     user = os.geteuid()
     numbers = {0, user}
-    with open(_USER_MAP) as file:
+    # A kernel without user namespaces has no map.
+    with contextlib.suppress(FileNotFoundError), open(_USER_MAP) as file:
         for line in file:
             inside, outside, count = map(int, line.split())
             if inside <= user < inside + count:
