@@ -29,6 +29,7 @@ _END_S = 5.0
 _READ_BYTES = 2**16
 _LONGEST_LINE = 300
 _CURE = "correct its script, or leave it out"
+_CURE_OF_SLOW = "try again when this machine has less to do, or choose another metric"
 
 T = TypeVar("T")
 
@@ -121,7 +122,7 @@ class MetricProcess:
         except TimeoutError:
             self.end(at_once=True)
             problem = f"{what} took more than {duration(timeout_s or 0)}"
-            raise MetricError(problem, "choose another metric") from None
+            raise MetricError(problem, _CURE_OF_SLOW) from None
         except _EndedError:
             problem = f"{what} has ended its process{self._last_words()}"
             self.end(at_once=True)

@@ -121,6 +121,7 @@ def test_saved_model_is_whole(unsharded: Done, sharded: Done) -> None:
     ]
     assert configs[0] == configs[1]
     assert torch.allclose(logits(sharded), logits(unsharded), atol=1e-3)
+    assert "the saved model is not compared" in sharded.run.rank_log(0).read_text()
     # what it was collected in is gone
     assert not [*sharded.run.checkpoints.glob(".*")]
 

@@ -317,6 +317,11 @@ class Trainer:
             facts["saved_model"] = setup.world.on_main(
                 lambda: saved_model.compare(setup, loaded)
             )
+        elif setup.world.is_main:
+            setup.job.say(
+                f"the saved model is not compared: with --shard {setup.config.shard} no process "
+                "has the whole model"
+            )
         # Last: a run with a result has finished, whatever happens after it (`has_finished`).
         result = PatientSave(setup.job, setup.world, "the result", _RESULT_BYTES)
         result.run(partial(self.reporter.finish, facts, at.metrics | at.test))
