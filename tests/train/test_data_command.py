@@ -124,6 +124,7 @@ def test_data_that_cannot_be_read(tmp_path: Path) -> None:
     assert_two_lines(slurmft("data", str(folder)), "has no column 'text'")
     assert_two_lines(slurmft("data", str(tmp_path / "none")), "no such folder")
     assert_two_lines(slurmft("data"), "no data of its own to look at")
+    assert_two_lines(slurmft("data", "--task", "synthetic"), "makes its data itself")
     as_in_submit = slurmft("data", "--data", "x")
     assert_two_lines(as_in_submit, "unknown flag '--data'")
     assert "it is no flag here: slurmft data DIR|FILE|ID" in as_in_submit.err

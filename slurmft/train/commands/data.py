@@ -253,10 +253,11 @@ def main(argv: list[str]) -> int:
         # Not the default of `submit`, which generates its data: there is nothing to look at.
         flags["task"] = "text-classification"
     train, _ = resolve(flags)
-    if train.data is None and own_task.facts(train.task).splits:
-        raise UsageError(
-            f"--task {train.task} has no data of its own to look at", "slurmft data DIR"
-        )
+    if train.data is None:
+        reason = "makes its data itself: there are no files to look at"
+        if own_task.facts(train.task).splits:
+            reason = "has no data of its own to look at"
+        raise UsageError(f"--task {train.task} {reason}", "slurmft data DIR")
     file = absolute(train.data or "")
     if file.is_file():
         _check_is_of_files(train)
