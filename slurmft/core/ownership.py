@@ -7,7 +7,6 @@ what this user makes there, the server can change as well.
 """
 
 import contextlib
-import ctypes
 import errno
 import os
 import stat
@@ -39,33 +38,16 @@ def status(
         OSError: it is absent, or cannot be looked at.
     """
     if isinstance(place, int):
-        return _of_descriptor(place)
+        return _status_of(place)
     flags = _PLACE
     if not follow_symlinks:
         flags |= os.O_NOFOLLOW
     # What is looked at must be the same as what its file system is asked of.
     descriptor = os.open(place, flags, dir_fd=dir_fd)
     try:
-        return _of_descriptor(descriptor)
+        return _status_of(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _of_descriptor(descriptor: int) -> os.stat_result:
-    found = os.fstat(descriptor)
-    # Users cannot mount a disk.
-    if os.major(found.st_dev):
-        return found
-    with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
-        server = server_of(file.read(), found.st_dev)
-    if server is None and _is_fuse(descriptor):
-        server = _NOBODY
-    if server is None or server in _trusted_numbers():
-        return found
-    values = list(found)
-    values[stat.ST_MODE] = (found.st_mode | stat.S_IWOTH) & ~stat.S_ISVTX
-    values[stat.ST_UID] = server
-    return os.stat_result(values)
 
 
 def check_kept(place: Path) -> None:
@@ -74,19 +56,56 @@ def check_kept(place: Path) -> None:
     Raises:
         PermissionError: another user has mounted it.
     """
-    user = status(place).st_uid
-    if user != place.stat().st_uid:
+    descriptor = os.open(place, _PLACE)
+    try:
+        user = _other_server(descriptor)
+    finally:
+        os.close(descriptor)
+    if user is not None:
         why = f"{owner(user)} has mounted this file system, and can change all in it"
         raise PermissionError(errno.EPERM, why, str(place))
 
 
+def _status_of(descriptor: int) -> os.stat_result:
+    shown = os.fstat(descriptor)
+    user = _other_server(descriptor)
+    if user is None:
+        return shown
+    values = list(shown)
+    values[stat.ST_MODE] = (shown.st_mode | stat.S_IWOTH) & ~stat.S_ISVTX
+    values[stat.ST_UID] = user
+    return os.stat_result(values)
+
+
+def _other_server(descriptor: int) -> int | None:
+    """Returns who has mounted the file system of an open file; None: root, this user, or it is none
+    in user space."""
+    device = os.fstat(descriptor).st_dev
+    # Users cannot mount a disk.
+    if os.major(device):
+        return None
+    with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
+        mounts = file.read()
+    try:
+        server = server_of(mounts, device)
+    except KeyError:
+        server = None
+        if _is_fuse(descriptor):
+            server = _NOBODY
+    if server in _trusted_numbers():
+        return None
+    return server
+
+
 def server_of(mountinfo: str, device: int) -> int | None:
-    """Returns the user who has mounted a file system in user space; None: it is none, or is not
-    mounted.
+    """Returns the user who has mounted a file system in user space; None: it is of another kind.
 
     Args:
         mountinfo: the text of /proc/self/mountinfo, see proc(5).
         device: number of the file system.
+
+    Raises:
+        KeyError: it is not mounted.
     """
     number = f"{os.major(device)}:{os.minor(device)}"
     for line in mountinfo.splitlines():
@@ -95,15 +114,17 @@ def server_of(mountinfo: str, device: int) -> int | None:
             continue
         kind, _, options = about.split(" ", 2)
         if kind != "fuse" and not kind.startswith("fuse."):
-            continue
+            return None
         for option in options.split(","):
             name, _, value = option.partition("=")
             if name == "user_id":
                 return int(value)
-    return None
+    raise KeyError(number)
 
 
 def _is_fuse(descriptor: int) -> bool:
+    import ctypes  # 13 ms, and hardly ever needed
+
     buffer = ctypes.create_string_buffer(_STATFS_BYTES)
     # None: the C library that this Python itself is linked to.
     if ctypes.CDLL(None).fstatfs(descriptor, buffer):
