@@ -358,11 +358,7 @@ def test_heads_that_look_for_the_last_token(name: str) -> None:
     assert packing.difference(torch.cat(expected)[batch.indices], output) == 0
 
 
-@pytest.mark.extra("training")
-@pytest.mark.processes
-def test_a_head_that_reads_the_last_place(tmp_path: Path) -> None:
-    """XLNet's: padding stands before its texts, and its result is that of the pipeline."""
-    folder = tmp_path / "model"
+def write_xlnet(folder: Path) -> Path:
     write_model(folder)
     torch.manual_seed(0)
     config = transformers.XLNetConfig(
@@ -372,6 +368,14 @@ def test_a_head_that_reads_the_last_place(tmp_path: Path) -> None:
     transformers.XLNetModel(config).save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.extra("training")
+@pytest.mark.processes
+def test_a_head_that_reads_the_last_place(tmp_path: Path) -> None:
+    """XLNet's: padding stands before its texts, and its result is that of the pipeline."""
+    folder = write_xlnet(tmp_path / "model")
     # The shortest texts have one length: a batch of them has no padding.
     shortest = ("joy", "love", "fear", "anger")
     data = sentences(tmp_path / "data", *shortest, train=50, validation=60)
@@ -693,6 +697,24 @@ def test_a_saved_model_is_compared(
     file.write_bytes(b"")
     assert saved_model.compare(setup, loaded) is None
     assert "could not be compared" in setup.job.warnings[-1]
+
+
+def test_padding_in_the_wrong_place_is_seen_beside_the_saved_model(
+    tmp_path: Path,
+) -> None:
+    data = sentences(tmp_path / "data")
+    model = write_xlnet(tmp_path / "model")
+    setup, loaded = run_of(
+        tmp_path, "text-classification", data, model, batching="dynamic"
+    )
+    compared = saved_model.compare(setup, loaded)
+    assert compared is not None
+    assert compared["largest_difference"] < 1e-4
+    loaded._pads_left = False
+    compared = saved_model.compare(setup, loaded)
+    assert compared is not None
+    assert compared["largest_difference"] > 0.01
+    assert "gives other outputs than the trained one" in setup.job.warnings[-1]
 
 
 @pytest.mark.parametrize(

@@ -250,10 +250,13 @@ class LoadedModel:
             most=self._positions,
         )
 
-    def padded(self, table: TokenTable, samples: np.ndarray) -> Batch:
-        """Returns samples as any model of transformers takes them, on the CPU."""
+    def plain_batches(self, table: TokenTable, samples: np.ndarray) -> list[Batch]:
+        """Returns samples as any model of transformers takes them, on the CPU: each alone, in its
+        order; all in one batch where the outputs of a text depend on padding."""
         pad_id = self._setup.data.pad_id
-        return table.batch(samples, pad_id, left=self._pads_left)
+        if self._depends_on_padding:
+            return [table.batch(samples, pad_id)]
+        return [table.batch(samples[[place]], pad_id) for place in range(len(samples))]
 
     def sent(self, batch: Batch, table: TokenTable) -> Batch:
         """Returns a batch on the device, which the model gets next."""

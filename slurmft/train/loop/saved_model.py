@@ -4,7 +4,7 @@ Whoever uses a run's model loads its files by transformers. Whatever computes ot
 batches, layers of our own, a trimmed vocabulary) must not make another model of them.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor
 from slurmft.core import descent
 from slurmft.core.errors import one_line
 from slurmft.node import hardware
-from slurmft.train.data.tables import Batch, TokenTable
+from slurmft.train.data.tables import IGNORED, Batch, TokenTable
 from slurmft.train.engine.packing import OUTPUTS
 from slurmft.train.loop.loaded_model import MOST_TOKENS, LoadedModel
 from slurmft.train.loop.setup import Setup
@@ -53,7 +53,7 @@ def compare(setup: Setup, loaded: LoadedModel) -> dict[str, Any] | None:
         samples = _Samples.few(setup, loaded)
         trained = _outputs_of_trained(setup, loaded, samples)
         saved = _outputs_of_saved(folder, loaded.model, samples)
-        pairs = list(_pairs(trained, saved, samples))
+        pairs = [(trained[name], saved[name]) for name in saved]
         if not pairs:
             return None
         difference, largest = _largest(pairs)
@@ -81,8 +81,9 @@ class _Samples:
     """The table that they are of."""
     of_run: Batch
     """As the run makes its batches."""
-    padded: Batch
-    """As any model of transformers takes them."""
+    plain: list[Batch]
+    """As users of the saved model have them: padding that the run has put in the wrong place would
+    not be seen beside the same padding."""
 
     @classmethod
     def few(cls, setup: Setup, loaded: LoadedModel) -> "_Samples":
@@ -95,16 +96,18 @@ class _Samples:
             samples = np.arange(len(table))
         of_run = loaded.batch(table, samples)
         # A packed batch has sorted its samples.
-        padded = loaded.padded(table, of_run.indices)
+        plain = loaded.plain_batches(table, of_run.indices)
         # Samples may have targets that the model takes, as those of a decoder. `few` has none.
         if not has_token_labels:
             of_run = setup.task.batch(of_run, table)
-            padded = setup.task.batch(padded, table)
-        return cls(len(samples), table, of_run, padded)
+            plain = [setup.task.batch(batch, table) for batch in plain]
+        return cls(len(samples), table, of_run, plain)
 
 
 @torch.no_grad()
-def _outputs_of_trained(setup: Setup, loaded: LoadedModel, samples: _Samples) -> Any:
+def _outputs_of_trained(
+    setup: Setup, loaded: LoadedModel, samples: _Samples
+) -> dict[str, Tensor]:
     """Returns the outputs of the model that the run has trained."""
     model = loaded.model
     was_training = model.training
@@ -112,13 +115,16 @@ def _outputs_of_trained(setup: Setup, loaded: LoadedModel, samples: _Samples) ->
     try:
         # In fp32: Accelerate's wrapper would let it compute in the run's precision.
         forward = getattr(model, "_original_forward", model)
-        return forward(**_uncached(loaded.sent(samples.of_run, samples.table)))
+        output = forward(**_uncached(loaded.sent(samples.of_run, samples.table)))
+        return _without_padding(output, samples.of_run, samples.table)
     finally:
         model.train(was_training)
 
 
 @torch.no_grad()
-def _outputs_of_saved(folder: Path, trained: Any, samples: _Samples) -> Any:
+def _outputs_of_saved(
+    folder: Path, trained: Any, samples: _Samples
+) -> dict[str, Tensor]:
     """Returns the outputs of the saved model, by plain transformers on the CPU."""
     more = {}
     if not (folder / "config.json").is_file():
@@ -131,7 +137,12 @@ def _outputs_of_saved(folder: Path, trained: Any, samples: _Samples) -> Any:
         trust_remote_code=False,
         **more,
     )
-    return model.eval()(**_uncached(samples.padded))
+    model.eval()
+    outputs = []
+    for batch in samples.plain:
+        output = model(**_uncached(batch))
+        outputs.append(_without_padding(output, batch, samples.table))
+    return {name: torch.cat([each[name] for each in outputs]) for name in outputs[0]}
 
 
 def _uncached(batch: Batch) -> dict[str, Any]:
@@ -141,35 +152,34 @@ def _uncached(batch: Batch) -> dict[str, Any]:
     return batch.inputs
 
 
-def _pairs(
-    trained: Any, saved: Any, samples: _Samples
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields each output of the trained model with that of the saved one, in the same shape."""
-    mask = samples.padded.inputs["attention_mask"]
-    # A packed batch has no mask; one of --batching padded has more padding.
-    mask_of_run = samples.of_run.inputs.get("attention_mask", mask)
-    has_decoder = "decoder_input_ids" in samples.padded.inputs
+def _without_padding(output: Any, batch: Batch, table: TokenTable) -> dict[str, Tensor]:
+    """Returns those outputs of a batch that are compared: of the samples, or of their tokens one
+    after another."""
+    is_token = _is_token(batch, table)
+    values = {}
     for name in OUTPUTS:
-        if name not in saved:
+        if name not in output:
             continue
-        output = trained[name].float().cpu()
-        expected = saved[name]
-        is_of_samples = name == "logits" and expected.ndim == 2
-        if not is_of_samples and not has_decoder:
-            output = _of_tokens(output, mask_of_run)
-            expected = _of_tokens(expected, mask)
-        yield output, expected
+        value = output[name].float().cpu()
+        # By its dimensions: there may be as many classes as tokens.
+        is_of_samples = name == "logits" and value.ndim == 2
+        if not is_of_samples and value.shape[:2] == is_token.shape:
+            value = value[is_token]
+        elif not is_of_samples:
+            value = value[0]  # packed: (1, tokens, ...)
+        values[name] = value
+    return values
 
 
-def _of_tokens(output: Tensor, mask: Tensor) -> Tensor:
-    """Returns the outputs of tokens, one after another.
-
-    Args:
-        mask: 1 at the places of a padded batch that hold a token: (batch, width).
-    """
-    if output.shape[:2] == mask.shape:
-        return output[mask.bool()]
-    return output[0]  # packed: (1, tokens, ...)
+def _is_token(batch: Batch, table: TokenTable) -> Tensor:
+    """Returns which places of a padded batch, or of padded outputs of a packed one, hold a token:
+    bool, (batch, width)."""
+    if "decoder_input_ids" in batch.inputs:
+        return batch.targets["labels"] != IGNORED
+    if "attention_mask" in batch.inputs:
+        return batch.inputs["attention_mask"].bool()
+    lengths = torch.from_numpy(table.lengths(batch.indices))
+    return torch.arange(int(lengths.max())) < lengths[:, None]
 
 
 def _largest(pairs: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, float]:
