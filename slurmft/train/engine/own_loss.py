@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from slurmft.train.data.token_data import TokenData
+from slurmft.train.engine.evaluating import evaluating
 
 _TOKENS = 8
 """Tokens of the text that a model is tried out with."""
@@ -51,13 +52,9 @@ def _losses(model: Any, data: TokenData) -> tuple[float, float] | None:
     is_encoder_decoder = model.config.is_encoder_decoder
     if is_encoder_decoder:
         labels = _tokens(table.extra["target_tokens"], model)
-    was_training = model.training
-    model.eval()  # dropout alone would make two losses differ
-    try:
+    with evaluating(model):
         # A copy: some models write into their labels.
         output = model(input_ids=ids, labels=labels.clone())
-    finally:
-        model.train(was_training)
     if output.loss is None:
         return None
     logits = output.logits.float()

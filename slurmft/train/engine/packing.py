@@ -25,6 +25,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 
 from slurmft.train.data.tables import TokenTable
 from slurmft.train.engine import fused_layers, gpu_layers, packed_attention
+from slurmft.train.engine.evaluating import evaluating
 from slurmft.train.engine.fused_layers import Layer, Rows, layer_of
 from slurmft.train.engine.gpu_layers import GpuLayers
 from slurmft.train.engine.packed_attention import (
@@ -425,17 +426,14 @@ class Packing:
     def difference_for(self, table: TokenTable, pad_id: int) -> float:
         """Returns the largest difference of outputs for samples, packed and padded.
 
-        0: they are the same. The model is left in the mode that it has.
+        0: they are the same.
         """
-        was_training = self.model.training
-        self.model.eval()  # dropout would make outputs differ
         packed = table.packed(np.arange(len(table)))
         padded = table.batch(packed.indices, pad_id)
         mask = padded.inputs["attention_mask"].bool()
         sample = _Sample(padded.inputs, packed.inputs, mask)
-        difference = self._difference(sample, self.model(**sample.padded))
-        self.model.train(was_training)
-        return difference
+        with evaluating(self.model):
+            return self._difference(sample, self.model(**sample.padded))
 
     def _difference_or_inf(self, sample: "_Sample", expected: Any) -> float:
         try:
@@ -547,9 +545,7 @@ def pack(model: Any, fuse: bool = True, longest: int | None = None) -> Packing |
     # A registry of the whole process: only modules whose configuration has the name use it.
     ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
     packing = Packing(model)
-    was_training = model.training
-    model.eval()  # dropout would make outputs differ
-    with torch.no_grad():
+    with torch.no_grad(), evaluating(model):
         try:
             difference = packing.try_out(longest)
             cause = f"outputs differ by {difference:.2g}" if difference else None
@@ -557,7 +553,6 @@ def pack(model: Any, fuse: bool = True, longest: int | None = None) -> Packing |
             cause = f"{type(error).__name__}: {error}"
         if cause is None and fuse:
             packing.fuse()
-    model.train(was_training)
     if cause is None:
         return packing
     packing.undo()

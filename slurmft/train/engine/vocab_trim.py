@@ -18,6 +18,7 @@ from torch import Tensor
 
 from slurmft.core.errors import UsageError
 from slurmft.train.data.token_data import TokenData
+from slurmft.train.engine.evaluating import evaluating
 
 _LEAST_SAVED_BYTES = 2**20
 """Trimming a table by less is not worth it."""
@@ -195,13 +196,12 @@ def _tokens(data: TokenData, module: torch.nn.Embedding) -> Tensor:
 @torch.inference_mode()
 def _logits(model: Any, data: TokenData) -> Tensor:
     """Returns a model's outputs for the beginnings of the first samples."""
-    was_training = model.training
     samples = np.arange(min(_SAMPLES, len(data.train)))
     batch = data.train.batch(samples, data.pad_id)
     inputs = {}
     for name, tensor in batch.inputs.items():
         inputs[name] = tensor[:, :_LENGTH]
-    output = model.eval()(**inputs)  # without dropout, so that outputs can be compared
-    model.train(was_training)
+    with evaluating(model):
+        output = model(**inputs)
     logits: Tensor = output[0]
     return logits

@@ -21,6 +21,7 @@ from slurmft.job.process_group import World
 from slurmft.train.data.stream import prepared
 from slurmft.train.data.tables import Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
+from slurmft.train.engine.evaluating import evaluating
 from slurmft.train.loop import memory_limits
 from slurmft.train.loop.incomputable import in_precision
 from slurmft.train.loop.loaded_model import LoadedModel
@@ -289,21 +290,21 @@ class Evaluator:
         by_length = np.argsort(lengths, kind="stable")
         predictions: list[torch.Tensor] = []
         done = 0
-        self._loaded.model.eval()
         # Steps of another kind follow, which may take longer than those of a training.
         job.alive("evaluate")
         job.begin_phase()
 
-        for indices, batch in self._batches(table, part[by_length], most):
-            job.begin_step()
-            for samples, evaluated in self._evaluated(data, indices, batch):
-                predictions.append(evaluated.predictions)
-                self._predicted.append(Predicted(samples, evaluated.predictions))
-                self._loss.add(evaluated)
-            done += len(indices)
-            self._note_progress(done, len(part))
-            job.alive("evaluate")
-            boundary()
+        with evaluating(self._loaded.model):
+            for indices, batch in self._batches(table, part[by_length], most):
+                job.begin_step()
+                for samples, evaluated in self._evaluated(data, indices, batch):
+                    predictions.append(evaluated.predictions)
+                    self._predicted.append(Predicted(samples, evaluated.predictions))
+                    self._loss.add(evaluated)
+                done += len(indices)
+                self._note_progress(done, len(part))
+                job.alive("evaluate")
+                boundary()
         places = np.argsort(by_length)  # the inverse of that permutation
         return self._joined(predictions)[places]
 

@@ -18,6 +18,7 @@ from slurmft.train import ipex
 from slurmft.train.data.tables import Batch
 from slurmft.train.engine import freezing
 from slurmft.train.engine.cpu import Heap
+from slurmft.train.engine.evaluating import evaluating
 from slurmft.train.loop.coupling import loss_and_gradient
 from slurmft.train.loop.generators import rng_state, set_rng_state
 from slurmft.train.loop.incomputable import in_backward, in_precision
@@ -128,12 +129,10 @@ class Learner:
         if not len(row):
             return False
         model = self.loaded.model
-        was_training = model.training
-        model.eval()  # means of batch norms stay as they are
         batch = self._batch(row)
         self.loaded.expect(batch, table, torch.device("cpu"))
-        loss, _ = self._task.loss(model(**batch.inputs), batch)
-        model.train(was_training)
+        with evaluating(model):
+            loss, _ = self._task.loss(model(**batch.inputs), batch)
         used = _weights_in_graph(loss)
         unused = [
             p for p in model.parameters() if p.requires_grad and id(p) not in used

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from slurmft.core.errors import one_line
 from slurmft.train.data.tables import IGNORED, Batch, TokenTable
+from slurmft.train.engine.evaluating import evaluating
 from slurmft.train.engine.packing import OUTPUTS, difference
 from slurmft.train.tasks.base import Task
 
@@ -68,17 +69,12 @@ def try_out(
         batch = table.batch(samples, pad_id, 1, width, left, most_places)
         return _Outputs.of(model, task_batch(batch, table))
 
-    was_training = model.training
-    # Dropout alone would make two outputs of one text differ.
-    model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(model):
             return _differences(outputs, samples, width)
     # Whatever a model does with such batches, or a task of the user's own.
     except Exception as error:
         return f"{type(error).__name__}: {one_line(error)}"
-    finally:
-        model.train(was_training)
 
 
 def _differences(

@@ -17,6 +17,7 @@ from slurmft.core import descent
 from slurmft.core.errors import one_line
 from slurmft.node import hardware
 from slurmft.train.data.tables import IGNORED, Batch, TokenTable
+from slurmft.train.engine.evaluating import evaluating
 from slurmft.train.engine.packing import OUTPUTS
 from slurmft.train.loop.loaded_model import MOST_TOKENS, LoadedModel
 from slurmft.train.loop.setup import Setup
@@ -110,15 +111,11 @@ def _outputs_of_trained(
 ) -> dict[str, Tensor]:
     """Returns the outputs of the model that the run has trained."""
     model = loaded.model
-    was_training = model.training
-    model.eval()
-    try:
-        # In fp32: Accelerate's wrapper would let it compute in the run's precision.
-        forward = getattr(model, "_original_forward", model)
+    # In fp32: Accelerate's wrapper would let it compute in the run's precision.
+    forward = getattr(model, "_original_forward", model)
+    with evaluating(model):
         output = forward(**_uncached(loaded.sent(samples.of_run, samples.table)))
-        return _without_padding(output, samples.of_run, samples.table)
-    finally:
-        model.train(was_training)
+    return _without_padding(output, samples.of_run, samples.table)
 
 
 @torch.no_grad()
