@@ -262,6 +262,12 @@ class Cluster(system.LoginHost):
             ]
         if not node.is_up(host):  # its power was cut
             self._start_node(host)
+        first_process = min(system.marked(node.mark(host)))
+        # What the one before has forked may be on the way to its own program, with this port open.
+        system.wait_until(
+            f"nobody on {host} listens on slurmd's port",
+            lambda: not system.listening(network.SLURMD_PORT, first_process),
+        )
         argv = node.inside_command(host, slurmd)
         return self._spawn(f"slurmd-{host}", argv, log=f"slurmd-{host}.out")
 

@@ -331,14 +331,14 @@ def wait_until(
         time.sleep(POLL_S)
 
 
-def listening(port: int) -> bool:
-    """Tells whether a TCP port of the root namespace listens, without connecting to it.
+def listening(port: int, pid: int | str = "self") -> bool:
+    """Tells whether a TCP port listens in a process's network namespace, without connecting to it.
 
     A connection that says nothing is logged as an error by the daemons, and counted by MariaDB.
     """
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+    for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
-            for line in Path(table).read_text().splitlines()[1:]:
+            for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
                 words = line.split()
                 if words[3] == "0A" and int(words[1].rpartition(":")[2], 16) == port:
                     return True
