@@ -118,6 +118,7 @@ counts."""
 
 
 VALUES = {
+    "eval_steps": "steps:N",
     "auto_find_batch_size": "auto",
     "bf16": "bf16",
     "fp16": "fp16",
@@ -127,7 +128,7 @@ VALUES = {
     "use_fsdp": "full",
     "wandb": "wandb",
 }
-"""Name elsewhere of a switch -> the value of our flag that does what it does there."""
+"""Name elsewhere -> the value of our flag that does what it does there."""
 
 
 def hint(
