@@ -11,6 +11,7 @@ from slurmft.train.loop.incomputable import in_backward, in_precision
     "message",
     [
         "Unsupported dtype BFloat16",
+        "value cannot be converted to type c10::BFloat16 without overflow",
         "\"fft\" not implemented for 'Half'",
         "cuFFT only supports dimensions whose sizes are powers of two when computing in half "
         "precision",

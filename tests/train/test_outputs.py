@@ -24,6 +24,7 @@ from slurmft.train.data.tables import TokenTable
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.engine import packing
 from slurmft.train.engine.packing import Form
+from slurmft.train.login import model_card
 from slurmft.train.login.sources import localize
 from slurmft.train.loop import saved_model
 from slurmft.train.loop.loaded_model import LoadedModel, recompute_activations
@@ -697,6 +698,28 @@ def test_a_saved_model_is_compared(
     file.write_bytes(b"")
     assert saved_model.compare(setup, loaded) is None
     assert "could not be compared" in setup.job.warnings[-1]
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
+@pytest.mark.parametrize("merge", [False, True])
+def test_a_saved_adapter_is_compared(
+    merge: bool, use_dora: bool, tmp_path: Path, tiny_model: Path
+) -> None:
+    """As its card loads it: transformers alone leaves the magnitudes of DoRA out."""
+    data = sentences(tmp_path / "data")
+    setup, loaded = run_of(
+        tmp_path, "text-classification", data, tiny_model,
+        lora=2, use_dora=use_dora, merge=merge,
+    )  # fmt: skip
+    for name, weight in loaded.model.named_parameters():
+        if "lora" in name:
+            torch.nn.init.normal_(weight, std=0.3)
+    loaded.save(setup.run_dir.model)
+    compared = saved_model.compare(setup, loaded)
+    assert compared is not None
+    assert compared["largest_difference"] < 1e-4
+    code = model_card._code(setup.config, {})
+    assert ("PeftModel" in code) == (use_dora and not merge)
 
 
 def test_padding_in_the_wrong_place_is_seen_beside_the_saved_model(

@@ -120,6 +120,24 @@ tokenizer = AutoTokenizer.from_pretrained("FOLDER or USER/NAME")
 questions, texts = ["a question", "a question"], ["a text", "another text"]
 inputs = tokenizer(questions, texts, padding=True, truncation=True, return_tensors="pt")
 print(model(**inputs).logits.sigmoid().squeeze(-1))"""
+# transformers loads adapters without the magnitudes of DoRA.
+_LOAD_BY_PEFT = """\
+from peft import PeftConfig, PeftModel
+from transformers import AutoConfig, {auto_class}
+
+config = AutoConfig.from_pretrained("FOLDER or USER/NAME", subfolder="config")
+base = PeftConfig.from_pretrained("FOLDER or USER/NAME").base_model_name_or_path
+model = {auto_class}.from_pretrained(base, config=config)
+model = PeftModel.from_pretrained(model, "FOLDER or USER/NAME")"""
+_CLASSES_OF_TASKS = {
+    "embeddings": "AutoModel",
+    "reranker": "AutoModelForSequenceClassification",
+    "seq2seq": "AutoModelForSeq2SeqLM",
+}
+_CLASSES_OF_PIPELINES = _AUTO_CLASSES | {
+    "question-answering": "AutoModelForQuestionAnswering",
+    "text-generation": "AutoModelForCausalLM",
+}
 _CODE = {"embeddings": _EMBED, "reranker": _RERANK}
 """By task, where sentence-transformers loads the model."""
 _EXAMPLES = {
@@ -223,6 +241,12 @@ def _code(train: TrainConfig, result: Mapping[str, Any]) -> str:
 
 
 def _code_of_task(train: TrainConfig, result: Mapping[str, Any]) -> str:
+    if train.use_dora and train.saves_adapter:
+        auto_class = _CLASSES_OF_TASKS.get(train.task)
+        if auto_class is None:
+            pipeline = _pipeline(train, result)
+            auto_class = _CLASSES_OF_PIPELINES.get(pipeline, "AutoModel")
+        return _LOAD_BY_PEFT.format(auto_class=auto_class)
     if train.task == "reranker" and train.saves_adapter:
         return _RERANK_BY_ADAPTER
     if train.task in _CODE:

@@ -11,9 +11,11 @@ _NO_DTYPE = re.compile(
     r"Unsupported dtype (BFloat16|Half)"
     r"|not implemented for '(BFloat16|Half)'"
     r"|only supports dimensions .* half precision"
+    r"|cannot be converted to type c10::(BFloat16|Half) without overflow"
 )
 """What torch says where an operation has no code for numbers of 16 bits, as Fourier transforms on
-GPUs; the last of sizes that are no power of two."""
+GPUs; the third of sizes that are no power of two, the last where a model masks with the least
+number of 32 bits, as DeBERTa."""
 _NO_GRADIENT = "does not require grad and does not have a grad_fn"
 
 

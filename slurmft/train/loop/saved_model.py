@@ -4,6 +4,7 @@ Whoever uses a run's model loads its files by transformers. Whatever computes ot
 batches, layers of our own, a trimmed vocabulary) must not make another model of them.
 """
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from slurmft.core.errors import one_line
 from slurmft.node import hardware
 from slurmft.train.data.tables import IGNORED, Batch, TokenTable
 from slurmft.train.engine.evaluating import evaluating
+from slurmft.train.engine.lora import attach
 from slurmft.train.engine.packing import OUTPUTS
 from slurmft.train.loop.loaded_model import MOST_TOKENS, LoadedModel
 from slurmft.train.loop.setup import Setup
@@ -122,24 +124,35 @@ def _outputs_of_trained(
 def _outputs_of_saved(
     folder: Path, trained: Any, samples: _Samples
 ) -> dict[str, Tensor]:
-    """Returns the outputs of the saved model, by plain transformers on the CPU."""
-    more = {}
-    if not (folder / "config.json").is_file():
-        # An adapter: its base has another head, as the adapter's card says, too.
-        more["config"] = type(trained.config).from_pretrained(folder / "config")
-    model = type(trained).from_pretrained(
-        folder,
-        dtype=torch.float32,
-        use_safetensors=True,
-        trust_remote_code=False,
-        **more,
-    )
+    """Returns the outputs of the saved model on the CPU, as its card loads it."""
+    model = _load(folder, trained)
     model.eval()
     outputs = []
     for batch in samples.plain:
         output = model(**_uncached(batch))
         outputs.append(_without_padding(output, batch, samples.table))
     return {name: torch.cat([each[name] for each in outputs]) for name in outputs[0]}
+
+
+def _load(folder: Path, trained: Any) -> Any:
+    given = {
+        "dtype": torch.float32,
+        "use_safetensors": True,
+        "trust_remote_code": False,
+    }
+    if (folder / "config.json").is_file():
+        return type(trained).from_pretrained(folder, **given)
+    # An adapter: its base has another head.
+    given["config"] = type(trained.config).from_pretrained(folder / "config")
+    adapter = json.loads((folder / "adapter_config.json").read_text())
+    if not adapter["use_dora"]:
+        return type(trained).from_pretrained(folder, **given)
+    # transformers would leave out its magnitudes.
+    base = adapter["base_model_name_or_path"]
+    # A head of another task gives way to the adapter's.
+    model = type(trained).from_pretrained(base, ignore_mismatched_sizes=True, **given)
+    attach(model, str(folder))
+    return model
 
 
 def _uncached(batch: Batch) -> dict[str, Any]:
