@@ -118,9 +118,9 @@ counts."""
 
 
 VALUES = {
-    "eval_steps": "steps:N",
     "auto_find_batch_size": "auto",
     "bf16": "bf16",
+    "eval_steps": "steps:N",
     "fp16": "fp16",
     "fsdp": "full",
     "load_best_model_at_end": "best",

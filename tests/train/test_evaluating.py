@@ -39,6 +39,18 @@ def test_what_a_model_notes_in_evaluation_is_forgotten() -> None:
     assert "cannot work without padding" in str(packing.pack(model, False, 8))
 
 
+def test_outputs_of_as_many_classes_as_tokens() -> None:
+    """Are those of texts; outputs of tokens have a place each, padded or packed."""
+    is_token = torch.tensor([[True, True, False], [True, True, True]])
+    classes = torch.arange(6.0).view(2, 3)
+    assert packing.without_padding("logits", classes, is_token) is classes
+    starts = packing.without_padding("start_logits", classes, is_token)
+    assert starts.tolist() == [0, 1, 3, 4, 5]
+    states = torch.arange(10.0).view(1, 5, 2)
+    found = packing.without_padding("last_hidden_state", states, is_token)
+    assert found.shape == (5, 2)
+
+
 def test_no_other_module_has_a_model_in_evaluation_mode() -> None:
     folder = Path(slurmft.__file__).parent
     allowed = {

@@ -447,8 +447,8 @@ class Packing:
         output = self.model(**sample.packed)
         differences = []
         for name in OUTPUTS & expected.keys():
-            padded = sample.real(expected[name])
-            packed = sample.real(output[name])
+            padded = without_padding(name, expected[name], sample.mask)
+            packed = without_padding(name, output[name], sample.mask)
             differences.append(difference(padded, packed))
         return max(differences)
 
@@ -487,7 +487,8 @@ class Packing:
         sample = _Sample.of(self.model, _SHORT, max(_SHORT + 1, length))
         with _few_layers(self.base):
             expected = self.base(**sample.padded).last_hidden_state
-            return difference(sample.real(expected), self._states(sample))
+            states = without_padding("last_hidden_state", expected, sample.mask)
+            return difference(states, self._states(sample))
 
     def _states(self, sample: "_Sample") -> Tensor:
         """Returns hidden states: (tokens, hidden)."""
@@ -615,6 +616,25 @@ def _forms(logits: Tensor | None) -> list[Form]:
     return [Form.ROWS]
 
 
+def without_padding(name: str, output: Tensor, is_token: Tensor) -> Tensor:
+    """Returns an output of `OUTPUTS` for a batch: of its texts, as it is; or of their tokens, one
+    after another.
+
+    Args:
+        output: of a padded batch, or of a packed one: (1, tokens, ...), or padded as well.
+        is_token: which places of the padded batch hold a token that counts: bool, (batch, width).
+    """
+    # By its dimensions: there may be as many classes as tokens.
+    if name == "logits" and output.ndim == 2:
+        return output
+    shape = output.shape[:2]
+    if shape == is_token.shape:
+        return output[is_token.to(output.device)]
+    if shape == (1, int(is_token.sum())):
+        return output[0]
+    return output
+
+
 def difference(expected: Tensor, output: Tensor) -> float:
     """Returns the largest difference; 0 where it is rounding alone."""
     if expected.shape != output.shape:
@@ -676,15 +696,6 @@ class _Sample:
             packed={"input_ids": tokens[mask][None], "position_ids": positions[None]},
             mask=mask,
         )
-
-    def real(self, output: Tensor) -> Tensor:
-        """Returns (T, ...) of (B, L, ...) and (1, T, ...); other outputs are left as they are."""
-        shape = output.shape[:2]
-        if shape == self.mask.shape:
-            return output[self.mask]
-        if shape == self.packed["input_ids"].shape:
-            return output[0]
-        return output
 
 
 @contextlib.contextmanager

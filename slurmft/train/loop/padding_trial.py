@@ -14,7 +14,7 @@ from torch import Tensor
 from slurmft.core.errors import one_line
 from slurmft.train.data.tables import IGNORED, Batch, TokenTable
 from slurmft.train.engine.evaluating import evaluating
-from slurmft.train.engine.packing import OUTPUTS, difference
+from slurmft.train.engine.packing import OUTPUTS, difference, without_padding
 from slurmft.train.tasks.base import Task
 
 _PADDING = 8
@@ -120,15 +120,10 @@ class _Outputs:
         is_compared &= tokens_from_here <= _LAST_TOKENS
         output = model(**batch.to(model.device).inputs)
         values = []
-        are_of_texts = False
         for name in sorted(OUTPUTS & output.keys()):
-            value = output[name]
-            # By its dimensions: there may be as many classes as tokens.
-            if name == "logits" and value.ndim == 2:
-                are_of_texts = True
-            else:
-                value = value[is_compared.to(value.device)]
+            value = without_padding(name, output[name], is_compared)
             values.append(value.float().cpu())
+        are_of_texts = "logits" in output and output["logits"].ndim == 2
         return cls(values, are_of_texts)
 
     @classmethod

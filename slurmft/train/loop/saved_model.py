@@ -20,7 +20,7 @@ from slurmft.node import hardware
 from slurmft.train.data.tables import IGNORED, Batch, TokenTable
 from slurmft.train.engine.evaluating import evaluating
 from slurmft.train.engine.lora import attach
-from slurmft.train.engine.packing import OUTPUTS
+from slurmft.train.engine.packing import OUTPUTS, without_padding
 from slurmft.train.loop.loaded_model import MOST_TOKENS, LoadedModel
 from slurmft.train.loop.setup import Setup
 from slurmft.train.tasks.seq2seq import NO_CACHE
@@ -117,7 +117,7 @@ def _outputs_of_trained(
     forward = getattr(model, "_original_forward", model)
     with evaluating(model):
         output = forward(**_uncached(loaded.sent(samples.of_run, samples.table)))
-    return _without_padding(output, samples.of_run, samples.table)
+    return _compared(output, samples.of_run, samples.table)
 
 
 @torch.no_grad()
@@ -130,7 +130,7 @@ def _outputs_of_saved(
     outputs = []
     for batch in samples.plain:
         output = model(**_uncached(batch))
-        outputs.append(_without_padding(output, batch, samples.table))
+        outputs.append(_compared(output, batch, samples.table))
     return {name: torch.cat([each[name] for each in outputs]) for name in outputs[0]}
 
 
@@ -162,22 +162,14 @@ def _uncached(batch: Batch) -> dict[str, Any]:
     return batch.inputs
 
 
-def _without_padding(output: Any, batch: Batch, table: TokenTable) -> dict[str, Tensor]:
+def _compared(output: Any, batch: Batch, table: TokenTable) -> dict[str, Tensor]:
     """Returns those outputs of a batch that are compared: of the samples, or of their tokens one
     after another."""
     is_token = _is_token(batch, table)
     values = {}
-    for name in OUTPUTS:
-        if name not in output:
-            continue
-        value = output[name].float().cpu()
-        # By its dimensions: there may be as many classes as tokens.
-        is_of_samples = name == "logits" and value.ndim == 2
-        if not is_of_samples and value.shape[:2] == is_token.shape:
-            value = value[is_token]
-        elif not is_of_samples:
-            value = value[0]  # packed: (1, tokens, ...)
-        values[name] = value
+    for name in OUTPUTS & output.keys():
+        value = without_padding(name, output[name], is_token)
+        values[name] = value.float().cpu()
     return values
 
 
