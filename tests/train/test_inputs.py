@@ -90,6 +90,8 @@ def check(data: Path, processes: int = 1, **given: Any) -> tuple[list[str], list
     train = localize(TrainConfig.resolve(data=str(data), **given))
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
+        # Of what another test has left open, whenever it is collected.
+        warnings.simplefilter("ignore", ResourceWarning)
         read = inputs.check(train, processes)
     assert all(w.category is SlurmftWarning for w in found)
     return [str(facts["what"]) for facts in read.values()], [
