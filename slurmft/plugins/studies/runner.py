@@ -205,9 +205,12 @@ class Submission:
         waits_for = config.submission.dependency
         submission = replace(provenance, dependency=waits_for, study=asdict(entry))
         config = replace(config, submission=submission)
-        # Every directory gets a random part besides: the mark only says what the run measures.
+        return config, self.mark(repeat)
+
+    def mark(self, repeat: Repeat) -> str:
+        """Returns what the name of a repeat's run directory says of it; a random part follows."""
         cell_number = self.study.cells.index(repeat.cell) + 1
-        return config, f"c{cell_number}-r{repeat.number}"
+        return f"c{cell_number}-r{repeat.number}"
 
 
 def check_settings(todo: Submission, yes: bool) -> list[str]:

@@ -478,6 +478,20 @@ def test_dry_run_submits_nothing(
     assert not (tmp_path / "studies").exists()
 
 
+def test_dry_run_names_each_run_as_a_submission_would(
+    fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two_sizes = FILE.replace("batch_size = 8\n", "")
+    sizes = "[grid]\nbatch_size = [8, 16]"
+    Path("s.toml").write_text(two_sizes.replace("[grid]", sizes))
+    assert run("--dry-run", "--cluster", "slurm") == 0
+    first_array = capsys.readouterr().out.partition("runs=(")[2].partition(")")[0]
+    assert run("--cluster", "slurm") == 0
+    runs = fake.scripts[0].partition("runs=(")[2].partition(")")[0]
+    mark = re.compile(r"-(c\d-r\d)-")
+    assert mark.findall(first_array) == mark.findall(runs) == ["c1-r1", "c3-r1"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -511,24 +511,29 @@ def _dry_arrays(todo: Submission, due: Sequence[Repeat]) -> list[str]:
         after = f"array {number}"
     first_group = groups[0]
     config = todo.configs[first_group[0].key]
-    # The time and the random part of a run's name are known when its directory is made.
-    name = Path(config.job.runs_dir) / f"{config.program.name}-<time>"
-    runs = []
-    for cell_number in range(1, len(first_group) + 1):
-        run_path = Path(f"{name}-c{cell_number}-r1-<random>")
-        runs.append(RunDir(run_path))
-    scripts = {run: inside_text(config, run, job_array.JOB) for run in runs}
+    scripts = {}
+    for repeat in first_group:
+        run = _dry_run_folder(todo, repeat)
+        scripts[run] = inside_text(todo.configs[repeat.key], run, job_array.JOB)
     folder = todo.folder / "arrays"
-    options = job_array.array_options(config, len(runs), at_most, live_jobs, folder)
+    options = job_array.array_options(config, len(scripts), at_most, live_jobs, folder)
     return [
         *lines,
         "",
         "# sbatch script of array 1",
         job_array.script_text(options, scripts),
         "# script of its first run",
-        scripts[runs[0]],
+        next(iter(scripts.values())),
         *slurm.notes(config),
     ]
+
+
+def _dry_run_folder(todo: Submission, repeat: Repeat) -> RunDir:
+    """Returns the directory that a repeat's run would get: its time and the random part of its name
+    are known when it is made."""
+    config = todo.configs[repeat.key]
+    name = f"{config.program.name}-<time>-{todo.mark(repeat)}-<random>"
+    return RunDir(Path(config.job.runs_dir) / name)
 
 
 # --- what to type next ----------------------------------------------------------------------------
