@@ -518,34 +518,37 @@ class _NumberOrRange(argparse.Action):
     def __call__(
         self, parser: Any, namespace: argparse.Namespace, value: Any, *_: Any
     ) -> None:
-        ends = re.fullmatch(r"([0-9]+)-([0-9]+)", value)
         least = None
-        try:
-            if ends is None:
-                most = integer(value)
-            else:
-                least = integer(ends[1])
-                most = integer(ends[2])
-        except argparse.ArgumentTypeError as error:
-            raise argparse.ArgumentError(self, str(error)) from None
-        if least is not None and least >= most:
-            raise self._no_range(least, most)
+        ends = re.fullmatch("([0-9]+)-([0-9]+)", value)
+        if ends is not None:
+            least = int(ends[1])
+            most = int(ends[2])
+            self._check_range(least, most)
+        elif re.fullmatch("[+-]?[0-9]+", value):
+            most = int(value)
+        else:
+            problem = f"{value!r} is neither a whole number nor a range such as 2-8"
+            raise argparse.ArgumentError(self, problem)
         # Typed again as a number alone, it is no range any more.
         is_again = self.dest in namespace and self._lower in namespace
         setattr(namespace, self.dest, most)
         if least is not None or is_again:
             setattr(namespace, self._lower, least)
 
-    def _no_range(self, least: int, most: int) -> UsageError:
-        """Returns the error for a range whose first number is not the smaller one."""
+    def _check_range(self, least: int, most: int) -> None:
+        """Raises UsageError where the first number is not the smaller one, or is 0."""
         flag = self.option_strings[0]
-        cure = f"{flag} {most}"
-        if least > most:
-            cure = f"{flag} {most}-{least}"
-        return UsageError(
-            f"{flag} {least}-{most} is no range from fewer to more",
-            f"did you mean {cure}?",
-        )
+        fewer, more = sorted((least, most))
+        if least >= most:
+            problem = f"{flag} {least}-{most} is no range from fewer to more"
+        elif least == 0:
+            problem = f"{flag} {least}-{most}: a range begins with 1 or more"
+        else:
+            return
+        cure = f"{flag} {max(1, fewer)}-{more}"
+        if more <= max(1, fewer):
+            cure = f"{flag} {max(1, more)}"
+        raise UsageError(problem, f"did you mean {cure}?")
 
 
 class _HelpAll(argparse.Action):

@@ -102,7 +102,10 @@ def fake_sbatch(tmp_path: Path) -> dict[str, str]:
     [
         (["--ndoes", "4"], "did you mean --nodes?"),
         (["--nodes", "0"], "--nodes 0 must be between 1 and 65,536"),
-        (["--nodes", "four"], "argument --nodes: 'four' is not a whole number"),
+        (
+            ["--nodes", "four"],
+            "argument --nodes: 'four' is neither a whole number nor a range",
+        ),
         (
             ["--batch-size", "auot"],
             "argument --batch-size: 'auot' is not a whole number, or auto",

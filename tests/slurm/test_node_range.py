@@ -93,8 +93,10 @@ def test_what_is_no_range(tmp_path: Path) -> None:
     for nodes, message in (
         ("8-2", "--nodes 8-2 is no range from fewer to more\nhint: did you mean --nodes 2-8?"),
         ("4-4", "--nodes 4-4 is no range from fewer to more\nhint: did you mean --nodes 4?"),
-        ("2-", "argument --nodes: '2-' is not a whole number"),
-        ("0-2", "--min-nodes 0 must be at least 1"),
+        ("2-", "argument --nodes: '2-' is neither a whole number nor a range such as 2-8"),
+        ("2-4-6", "argument --nodes: '2-4-6' is neither a whole number nor a range"),
+        ("0-2", "--nodes 0-2: a range begins with 1 or more\nhint: did you mean --nodes 1-2?"),
+        ("1-0", "--nodes 1-0 is no range from fewer to more\nhint: did you mean --nodes 1?"),
         ("2-70000", "--nodes 70000 must be between 1 and 65,536"),
     ):  # fmt: skip
         done = slurmft("submit", "--dry-run", "--nodes", nodes, imported=True)
