@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import shutil
 import socket
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 
-import slurmft
 from slurmft.core import git, process
 from slurmft.core.errors import UsageError
 
@@ -46,22 +44,6 @@ def repository(top: Path) -> Path:
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     return repository(tmp_path / "tree")
-
-
-def test_no_other_module_starts_git() -> None:
-    top = Path(slurmft.__file__).parent
-    for path in top.rglob("*.py"):
-        commands = [
-            node
-            for node in ast.walk(ast.parse(path.read_text()))
-            if isinstance(node, (ast.List, ast.Tuple)) and _begins_with_git(node.elts)
-        ]
-        assert not commands or path == top / "core" / "git.py", path
-
-
-def _begins_with_git(words: list[ast.expr]) -> bool:
-    first = words[0] if words else None
-    return isinstance(first, ast.Constant) and first.value == "git"
 
 
 def test_head(tree: Path, tmp_path: Path) -> None:
