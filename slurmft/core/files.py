@@ -171,7 +171,7 @@ def exists_now(path: Path) -> bool:
     NFS remembers up to a minute that a name was not there; opening the folder makes it ask again.
     """
     with contextlib.suppress(OSError):  # the folder may be absent, too
-        os.close(os.open(path.parent, os.O_RDONLY))
+        os.close(os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY))
     return path.exists()
 
 

@@ -6,7 +6,6 @@ import ast
 import errno
 import os
 import re
-from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import slurmft
 from slurmft.core import descent, files, removal
 from tests.support.damage import NO_FILES
 from tests.support.nfs import remember_absent_names
+from tests.support.uses import uses
 
 
 def test_a_file_that_another_node_has_just_replaced(
@@ -185,26 +185,45 @@ def test_files_of_runs_are_read_by_functions_that_no_fifo_keeps() -> None:
         for file in sorted((package / folder).rglob("*.py")):
             name = str(file.relative_to(package))
             if name not in OWN_FILES:
-                assert list(unguarded_reads(file)) == [], name
+                assert unguarded_reads(file.read_text(encoding="utf-8")) == [], name
 
 
-def unguarded_reads(file: Path) -> Iterator[str]:
+_READS = (
+    "open to read",
+    ".read_text",
+    ".read_bytes",
+    "json.load",
+    "tomllib.load",
+    "tomllib.loads",
+)
+
+
+def unguarded_reads(source: str) -> list[str]:
     """The calls by which a module opens files to read them in another way."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if not isinstance(node, ast.Call):
-            continue
-        text = ast.unparse(node)
-        if isinstance(node.func, ast.Attribute) and node.func.attr in (
-            "read_text",
-            "read_bytes",
-        ):
-            yield text
-        if isinstance(node.func, ast.Name) and node.func.id == "open":
-            modes = [ast.unparse(mode) for mode in node.args[1:]]
-            if not any(letter in mode for mode in modes for letter in "awx"):
-                yield text
-        if text.startswith(("json.load(", "tomllib.")):
-            yield text
+    return [
+        f"{line}: {name}" for name, line in uses(ast.parse(source)) if name in _READS
+    ]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "path.open()",
+        "path.open('rb')",
+        "from io import open as o; o(x)",
+        "from json import load as l",
+        "list(map(Path.read_text, paths))",
+        "import tomllib as t; t.loads(x)",
+    ],
+)
+def test_read_is_seen_however_it_is_written(source: str) -> None:
+    assert unguarded_reads(source)
+
+
+def test_no_fifo_keeps_who_looks_whether_a_file_is_there_now(tmp_path: Path) -> None:
+    """As one that somebody puts in the place of a run that is followed."""
+    os.mkfifo(tmp_path / "run")
+    assert not files.exists_now(tmp_path / "run" / "records.jsonl")
 
 
 def test_what_servers_show_in_each_folder_is_not_the_users(

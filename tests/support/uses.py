@@ -22,7 +22,8 @@ def uses(tree: ast.AST) -> Iterator[tuple[str, int]]:
       modules, whose functions may have the name of what they guard, as `files.write_text`.
     - `shell=`: an argument that is not False.
     - `command tar`: the first word of a command.
-    - `open to write`, `Path.replace`, `import what is computed`, `take what is computed`.
+    - `open to read`, `open to write`, `Path.replace`, `import what is computed`, `take what is
+      computed`.
     """
     aliases = _aliases(tree)
     for node in ast.walk(tree):
@@ -79,8 +80,8 @@ def _names_of_call(node: ast.Call, aliases: dict[str, str]) -> Iterator[str]:
         yield from _names_of_getattr(node, aliases)
     elif function == "shutil.which":
         yield from _command(node.args)
-    elif function in _OPENS and _opens_to_write(node, function):
-        yield "open to write"
+    elif function in _OPENS:
+        yield from _opens(node, function)
     elif function == ".replace" and len(node.args) == 1 and not node.keywords:
         yield "Path.replace"  # that of a text has two arguments
 
@@ -96,20 +97,21 @@ def _names_of_getattr(node: ast.Call, aliases: dict[str, str]) -> Iterator[str]:
         yield "take what is computed"
 
 
-def _opens_to_write(node: ast.Call, function: str) -> bool:
+def _opens(node: ast.Call, function: str) -> Iterator[str]:
     # A path's own method has no path before the mode.
     place = 0 if function == ".open" else 1
     modes = node.args[place : place + 1]
     modes += [keyword.value for keyword in node.keywords if keyword.arg == "mode"]
     for mode in modes:
         text = _text(mode)
-        is_text = text is not None and set(text) <= set("rwaxbtU+")
-        # What else a method `open` has as its first argument is no mode.
-        if function != ".open" and not is_text:
-            return True
-        if is_text and _WRITING & set(text or ""):
-            return True
-    return False
+        is_mode = text is not None and set(text) <= set("rwaxbtU+")
+        # Another method `open`, whose first argument is no mode.
+        if function == ".open" and not is_mode:
+            return
+        if not is_mode or _WRITING & set(text or ""):
+            yield "open to write"
+            return
+    yield "open to read"
 
 
 def _dotted(node: ast.AST, aliases: dict[str, str]) -> str:
