@@ -157,7 +157,8 @@ def _status(place: _Place, reports: Mapping[str, Report]) -> RunStatus:
     if place.is_asked and may_have_ended:
         # The run may have recorded its end since it was read: before the scheduler was asked.
         run = _read_again(run)
-    if not run.is_finished and not run.has_ended and not place.job_id:
+    can_be_read = not run.state.problem
+    if not run.is_finished and not run.has_ended and not place.job_id and can_be_read:
         # No scheduler can know of it, so there is nothing to be unsure of.
         report = Report(name="UNKNOWN")
         state = JobState(phase=Phase.PENDING, report=report, reason="not submitted yet")

@@ -30,6 +30,7 @@ from slurmft.core.errors import SlurmftError, UsageError, one_line
 from slurmft.core.files import (
     MOST_FILES,
     check_size,
+    other_kind,
     read_bytes,
     read_json,
     write_json,
@@ -247,9 +248,11 @@ class RunDir:
         """An existing run."""
         run = cls(descent.pinned(absolute(path)))
         if not run.exists():
-            raise UsageError(
-                f"{str(path)!r} is not a run directory: it has no {run.config.name}"
-            )
+            problem = f"it has no {run.config.name}"
+            kind = other_kind(run.config)
+            if kind is not None:
+                problem = f"its {run.config.name} is {kind}"
+            raise UsageError(f"{str(path)!r} is not a run directory: {problem}")
         return run
 
     def exists(self) -> bool:

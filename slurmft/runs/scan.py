@@ -16,7 +16,7 @@ from slurmft.core import descent, trusted
 from slurmft.core.config import STAMP
 from slurmft.core.decode import decode, decode_or_none, read
 from slurmft.core.errors import UsageError
-from slurmft.core.files import is_number, parse_json, read_text
+from slurmft.core.files import is_number, other_kind, parse_json, read_text
 from slurmft.core.filesystem import absolute
 from slurmft.core.options import flag
 from slurmft.core.program import OWN, PREDICT, trained_by
@@ -69,7 +69,11 @@ class MeasuredRun:
         result = files.read_result()
         # A damaged result must not pass for a run that has not finished.
         if result is None and os.path.lexists(files.result):
-            raise UsageError(f"{str(files.result)!r} is not the result of a run")
+            problem = f"{str(files.result)!r} is not the result of a run"
+            kind = other_kind(files.result)
+            if kind is not None:
+                problem += f": it is {kind}"
+            raise UsageError(problem)
         environment = Environment()
         if with_environment:  # it has an entry for every rank: lists of runs do without
             environment = files.read_environment()

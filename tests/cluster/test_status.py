@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from slurmft.cli import list as list_command
 from slurmft.cli import status as status_command
 from slurmft.cluster import status
 from slurmft.cluster.slurm import commands
-from slurmft.core.errors import SlurmftError
+from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.files import write_json
 from slurmft.core.run_files import RESULT_KEYS, Failure
 from slurmft.runs import resolve
@@ -53,6 +54,21 @@ def made_run(path: Path, state: str, job: str) -> RunDir:
 def listed(top: Path) -> dict[str, str]:
     found = status.run_statuses(resolve.read_all(top)[0])
     return {each.run.name: each.state for each in found}
+
+
+def test_what_takes_the_place_of_a_file_is_named(tmp_path: Path) -> None:
+    """Of a run without a job, too: it is not one that is to be submitted."""
+    for name in ("state.json", "result.json", "config.json"):
+        path = write_run(tmp_path / f"of-{name}", state="finished").path / name
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+    runs, problems = resolve.read_all(tmp_path)
+    (found,) = status.run_statuses(runs)
+    assert found.state == "unknown"
+    assert "not a regular file" in found.reason
+    assert any("not the result of a run: it is a FIFO" in each for each in problems)
+    with pytest.raises(UsageError, match=r"its config\.json is a FIFO"):
+        RunDir.open(tmp_path / "of-config.json")
 
 
 def test_end_that_nobody_recorded_is_by_the_next_look(

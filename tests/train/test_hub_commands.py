@@ -165,6 +165,12 @@ def test_push(hub: Hub, run: RunDir) -> None:
 
 def test_push_takes_regular_files_alone(hub: Hub, run: RunDir, tmp_path: Path) -> None:
     """A link in the model's folder, as one to a key, or something else in the place of a file."""
+    os.mkfifo(run.model / "fifo.json")
+    assert "not a regular file" in push(hub, run).err
+    # Nothing half-made is left, there or here.
+    assert not hub.repos
+    assert not (run.model / "README.md").exists()
+    (run.model / "fifo.json").unlink()
     (tmp_path / "key").write_text("secret")
     (run.model / "sub").mkdir()
     (run.model / "sub" / "x.json").write_text("{}")
@@ -180,9 +186,6 @@ def test_push_takes_regular_files_alone(hub: Hub, run: RunDir, tmp_path: Path) -
         assert f"model/{place}" in done.err
         assert not hub.uploaded
         path.unlink()
-    os.mkfifo(run.model / "fifo.json")
-    assert "not a regular file" in push(hub, run).err
-    assert not hub.uploaded
 
 
 def test_push_refused(hub: Hub, run: RunDir) -> None:

@@ -98,8 +98,10 @@ def push(run: RunDir, repo: str, public: bool) -> str:
 
     from slurmft.train.login import model_card
 
-    if not model_card.exists(run):
-        model_card.write(run, result)
+    # What is refused leaves neither a card here nor an empty repository there.
+    with _opened(run.model):
+        if not model_card.exists(run):
+            model_card.write(run, result)
     api: Any = HfApi()
     try:
         name = api.create_repo(repo, private=not public, exist_ok=True).repo_id
