@@ -668,13 +668,18 @@ def check_lines(config: Any) -> None:
             )
 
 
-def check_credentials(config: Any) -> None:
-    """Raises UsageError where a value holds a password or a token: values are written to files."""
-    for name, value in texts(config):
+def check_credentials(config: Any, names: Mapping[str, str] | None = None) -> None:
+    """Raises UsageError where a value holds a password or a token: values are written to files.
+
+    Args:
+        names: what is no option -> what it is called.
+    """
+    for attribute, value in texts(config):
+        name = (names or {}).get(attribute, flag(attribute))
         kind = credentials.kind_in(value)
         if kind:
             raise UsageError(
-                f"{flag(name)} {credentials.redact(value)!r} holds {kind}: everybody who sees the "
+                f"{name} {credentials.redact(value)!r} holds {kind}: everybody who sees the "
                 "run's files or this machine's processes would read it",
                 "put it into the environment, which the job inherits (export HF_TOKEN=...), or log "
                 "in once: hf auth login; and revoke it, if others use this machine",

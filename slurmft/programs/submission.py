@@ -18,7 +18,7 @@ from slurmft.core.errors import UsageError, nearest
 from slurmft.core.files import write_text
 from slurmft.core.filesystem import absolute
 from slurmft.core.launchers import starts_ranks
-from slurmft.core.options import build
+from slurmft.core.options import build, check_credentials
 from slurmft.core.program import PREDICT, Program
 from slurmft.core.site import merge, site_defaults
 from slurmft.programs import environment, snapshot
@@ -27,6 +27,8 @@ from slurmft.runs.rundir import RunDir
 
 _NAME_CHARACTERS = 40
 """Most characters of a name that is taken from the program: a time and a random part follow."""
+_NO_OPTIONS = {"argv": "the argument", "file": "the program", "folder": "the folder"}
+"""Fields of a program that no flag sets -> what messages call them."""
 _MOST_ENTRIES = 100
 """Of larger folders no fingerprint is taken: it reads up to 16 MiB of each file."""
 
@@ -69,7 +71,9 @@ def configure(
     settings |= {"argv": argv, "file": executed, "folder": os.getcwd()}
     # Now: when the run directory is made, this process takes the umask of the run.
     settings["umask"] = permissions.current_umask()
-    program = _placed(build(OwnProgram, settings), job, words[0])
+    program = build(OwnProgram, settings)
+    check_credentials(program, _NO_OPTIONS)
+    program = _placed(program, job, words[0])
     if program.integrate:
         program = _integrated(program)
     # A change of these between submission and start is reported.
@@ -138,6 +142,7 @@ def in_image(words: list[str], flags: dict[str, Any]) -> Program:
     if is_module or words[0].endswith(".py"):
         settings |= {"argv": ["python3", *words], "per": "torchrun"}
     program = build(OwnProgram, settings | flags)
+    check_credentials(program, _NO_OPTIONS)
     name = words[0]
     if is_module:
         name = words[-1]

@@ -125,6 +125,14 @@ FILES = (
     "clusters.toml",
 )
 
+FOLDERS = (
+    *(f"{FAILED}/{name}" for name in ("failures", "logs", "submissions", "notifications")),
+    f"{FINISHED}/model",
+    f"{LOCAL}/checkpoints",
+    f"{OWN_RUN}/code",
+    "studies/small/runs",
+)  # fmt: skip
+
 _SHADOWS = ("nodes", "min_nodes", "spare_nodes", "after", "time", "mem", "requeue", "batch_size",
             "global_batch_size", "epochs", "nproc_per_node", "precision", "cluster")  # fmt: skip
 """Options that code reads of a configuration of any version."""
@@ -353,11 +361,13 @@ def _damage(world: Path, name: str, count: int) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", [*FILES, *FOLDERS])
 def test_no_file_at_all(world: Path, name: str) -> None:
     """Another account may put anything into a folder of runs that is shared."""
     aside = world / "aside"
-    (world / name).rename(aside)
+    is_there = (world / name).exists()
+    if is_there:
+        (world / name).rename(aside)
     try:
         chosen_kinds = sorted(NO_FILES)
         if not _COUNT:
@@ -372,7 +382,8 @@ def test_no_file_at_all(world: Path, name: str) -> None:
             finally:
                 remove(world / name)
     finally:
-        aside.replace(world / name)
+        if is_there:
+            aside.replace(world / name)
 
 
 @pytest.mark.extra("faults")

@@ -22,6 +22,7 @@ from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.run_files import Failure
 from slurmft.node import rendezvous
 from slurmft.node.rendezvous import Rendezvous
+from slurmft.programs import submission
 from slurmft.runs.rundir import CONFIG, RunDir
 from slurmft.train.config import TrainConfig
 from slurmft.train.login.configure import configure
@@ -254,6 +255,20 @@ def test_flags_with_credentials_are_refused(values: dict[str, object]) -> None:
         configure(values)
     assert TOKEN not in str(error.value)
     assert "[hidden]" in str(error.value)
+
+
+def test_arguments_of_a_program_with_credentials_are_refused() -> None:
+    """`config.json` has them, which a group may read, and all users of the machine see them."""
+    words = ["true", "--hub_token", TOKEN]
+    for submit in (
+        lambda: submission.configure(words, {}, {}),
+        lambda: submission.in_image(words, {}),
+        lambda: submission.in_image(
+            ["true"], {"resume_args": f"--token {TOKEN}", "checkpoint_dir": "out"}
+        ),
+    ):
+        with pytest.raises(UsageError, match=r"'.*\[hidden\]' holds a Hugging Face"):
+            submit()
 
 
 @pytest.mark.processes
