@@ -5,6 +5,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from slurmft.core import plugins
+from slurmft.core.text import hanging
 
 if TYPE_CHECKING:
     from slurmft.cli.parser import Parser
@@ -19,6 +20,12 @@ _SECTIONS = {
 
 _SUMMARY_WIDTH = 66
 """Characters of a line of `slurmft --help` beside the command, in 80 columns."""
+_MORE = (
+    "slurmft help COMMAND shows its flags; start with: slurmft submit --follow",
+    "slurmft help PAGE shows a page of the documentation; slurmft help pages: all",
+    "--on CLUSTER runs any command on a cluster, by ssh",
+)
+"""Last lines of `slurmft --help`."""
 
 
 def load_command(name: str, *arguments: str) -> ModuleType:
@@ -79,12 +86,8 @@ def usage() -> str:
             "",
             f"ignored: {entry.name} of the package {entry.package}: slurmft has its own",
         ]
-    lines += [
-        "",
-        "slurmft help COMMAND shows a command's flags; start with: slurmft submit --follow",
-        "slurmft help PAGE shows a page of the documentation; slurmft help pages lists them",
-        "--on CLUSTER runs any command on a cluster, by ssh",
-    ]
+    lines.append("")
+    lines += [hanging("", line, 2) for line in _MORE]
     return "\n".join(lines)
 
 
@@ -92,4 +95,5 @@ def _usage_line(entry: plugins.Entry) -> str:
     text = entry.summary()[:_SUMMARY_WIDTH]
     if entry.package != plugins.OURS:
         text = f"{text} ({entry.package})".strip()
-    return f"  {entry.name:<10} {text}".rstrip()
+    head = f"  {entry.name:<10} "
+    return hanging(head, text, len(head)).rstrip()

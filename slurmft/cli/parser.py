@@ -18,7 +18,7 @@ from slurmft.core.config import RunConfigFacts
 from slurmft.core.errors import Exit, SlurmftWarning, UsageError, nearest, unknown
 from slurmft.core.files import to_json
 from slurmft.core.options import Option, check_not_empty, extensions, own_options
-from slurmft.core.text import screen_width, shown
+from slurmft.core.text import NO_BREAK, screen_width, shown
 
 if TYPE_CHECKING:
     from slurmft.runs.rundir import RunDir
@@ -469,7 +469,14 @@ def _wrapped_example(line: str, width: int) -> list[str]:
     comment = ""
     if match is not None:
         command, comment = match.groups()
-    lines = fill(command, width - 2, subsequent_indent=f"{indent}    ")
+    # A flag stays with its value, and a value in quotes in one piece.
+    in_pieces = re.sub(
+        r"(?<= )--[\w-]+ (?!-)|\"[^\"]*\"|'[^']*'",
+        lambda piece: piece[0].replace(" ", NO_BREAK),
+        command,
+    )
+    pieces = fill(in_pieces, width - 2, subsequent_indent=f"{indent}    ")
+    lines = [piece.replace(NO_BREAK, " ") for piece in pieces]
     margin = " " * 6
     comment_lines = fill(
         comment, width, initial_indent=margin, subsequent_indent=margin

@@ -270,7 +270,7 @@ def _ended_by_record(
 def _ended_by_scheduler(recorded: State, report: Report, is_process: bool) -> JobState:
     if report.name == "CANCELLED":
         phase = Phase.CANCELLED
-    elif is_process:
+    elif is_process and report.name == "FAILED":
         # It records its end itself: one that did not was killed.
         return _vanished(recorded, report)
     else:

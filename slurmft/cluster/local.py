@@ -57,6 +57,9 @@ _RUN_SETUP = (
 )
 _TIME_LIMIT = signal.SIGUSR2
 """What submitit's local controller sends shortly before the time limit."""
+_STOPS = ("CANCELLED", "TIMEOUT")
+"""States of jobs that were stopped, as Slurm calls them; such a job leaves an empty file of the
+name."""
 
 
 @dataclass(frozen=True)
@@ -127,9 +130,19 @@ class LocalNodes:
                 raise
             outcome = self._outcome(run, code)
             if outcome.state != "requeued":
+                self._note_stop(code)
                 attempts.end(run, outcome)
                 return int(outcome.code)
             attempts.start_again(run, outcome.reason, self.PLACE)
+
+    def _note_stop(self, code: int) -> None:
+        """Leaves what has stopped the job: on a full disk its end finds no room."""
+        if not code or not self.stopped_by:
+            return
+        name = "CANCELLED"
+        if self.stopped_by == _TIME_LIMIT:
+            name = "TIMEOUT"
+        _leave_note(self.run, name)
 
     def _record(self, error: SlurmftError) -> None:
         """Records what kept an attempt from its start, where that has not recorded it itself."""
@@ -284,8 +297,9 @@ def start(config: RunConfig, run: RunDir, module: str) -> str:
 
 
 def forget_processes(run: RunDir) -> None:
-    """Forgets the processes of the job before, and that it was cancelled."""
-    for file in (_pid_file(run), _controller_file(run), _cancel_file(run)):
+    """Forgets the processes of the job before, and what has stopped it."""
+    notes = [_note_file(run, name) for name in _STOPS]
+    for file in (_pid_file(run), _controller_file(run), *notes):
         removal.discard(file, removal.exactly(file.name))
 
 
@@ -358,8 +372,9 @@ def job_state(job_id: str, run: RunDir) -> Report | None:
         return Report(name="RUNNING")
     if has_ended:
         return None
-    if _cancel_file(run).exists():
-        return Report(name="CANCELLED")
+    for name in _STOPS:
+        if _note_file(run, name).exists():
+            return Report(name=name)
     reason = "its process ended without recording why"
     return Report(name="FAILED", reason=reason, exit_code=1)
 
@@ -376,9 +391,8 @@ def cancel(job_id: str, run: RunDir) -> None:
     process_of_job = _living(run)
     # It may end between the look and the signal.
     if process_of_job is not None:
-        # The job records its end itself, unless its disk is full: an empty file needs no room.
-        with contextlib.suppress(OSError):
-            write_text(_cancel_file(run), "")
+        # The job records its end itself, unless its disk is full, or it is killed before.
+        _leave_note(run, "CANCELLED")
         with contextlib.suppress(ProcessLookupError):
             os.kill(process_of_job.pid, signal.SIGTERM)
 
@@ -396,9 +410,14 @@ def _controller_file(run: RunDir) -> Path:
     return run.submitit / "controller.json"
 
 
-def _cancel_file(run: RunDir) -> Path:
-    """Where `cancel` leaves that it was called."""
-    return run.submitit / "cancelled"
+def _leave_note(run: RunDir, name: str) -> None:
+    """Leaves what stops a job, by the name of a file: an empty one needs no room."""
+    with contextlib.suppress(OSError):
+        write_text(_note_file(run, name), "")
+
+
+def _note_file(run: RunDir, name: str) -> Path:
+    return run.submitit / name.lower()
 
 
 def _living(run: RunDir) -> Process | None:

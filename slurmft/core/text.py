@@ -106,7 +106,7 @@ def screen_width(no_terminal: int = 10**6) -> int:
     return max(columns, _NARROWEST)
 
 
-_NO_BREAK = "\u00a0"
+NO_BREAK = "\u00a0"
 """A space at which no line is broken."""
 
 
@@ -119,14 +119,14 @@ def hanging(head: str, text: str, indent: int = 4) -> str:
     # narrow, words must have some room behind the indent.
     width = max(screen_width() - 1, indent + 20)
     lines = textwrap.fill(
-        text.replace(" %", f"{_NO_BREAK}%"),
+        text.replace(" %", f"{NO_BREAK}%"),
         width,
         initial_indent=head,
         subsequent_indent=" " * indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return lines.replace(f"{_NO_BREAK}%", " %")
+    return lines.replace(f"{NO_BREAK}%", " %")
 
 
 class ScreenColumn(NamedTuple):

@@ -19,9 +19,9 @@ import slurmft as slurmft_package
 from slurmft import Run
 from slurmft.__main__ import console
 from slurmft.cli import run, status
-from slurmft.cli.commands import load_command
+from slurmft.cli.commands import load_command, usage
 from slurmft.cli.hints import on_cluster, pasted, typed
-from slurmft.cli.parser import first_clause
+from slurmft.cli.parser import first_clause, wrapped
 from slurmft.core import git, plugins
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import SlurmftError, UsageError
@@ -207,6 +207,29 @@ def test_help_begins_with_examples(
         assert text.index("\nexamples") < text.index("\noptions:")
     # No flag is broken at its hyphens.
     assert not [line for line in lines if re.search(r" -?-[a-z-]*-$", line)]
+    # Nor from its value, in an example of several lines.
+    assert not re.search(r" --[a-z-]+ \\\n +[^- ]", text)
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_list_of_commands_fits(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = usage().splitlines()
+    assert max(map(len, lines)) < columns
+    assert len(lines) <= 46
+    assert any(line.startswith("--on CLUSTER") for line in lines)
+
+
+def test_value_in_quotes_stays_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line that is broken within would be another value."""
+    monkeypatch.setenv("COLUMNS", "60")
+    example = (
+        "  slurmft run --nodes 2 --partition gpu --setup 'module load cuda' -- a.py"
+    )
+    assert wrapped(f"examples:\n{example}").splitlines()[1:] == [
+        "  slurmft run --nodes 2 --partition gpu \\",
+        "      --setup 'module load cuda' -- a.py",
+    ]
 
 
 @pytest.mark.parametrize("command", [submit, run])

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from slurmft.cluster import local
+from slurmft.cluster.job_state import combine
 from slurmft.cluster.local import LocalNodes, Process
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.files import to_json, write_json
 from slurmft.core.program import Program
 from slurmft.core.run_files import ATTEMPT
+from slurmft.core.text import with_reason
 from slurmft.node import signals
 from slurmft.plugins.mpirun.launcher import MpiRun
 from slurmft.runs import attempts
@@ -140,6 +142,39 @@ def test_attempt_in_the_place_of_the_one_before_is_no_requeue(
     ]
     assert state.history[2].reason.endswith(f"; it starts again {place}")
     assert len(state.starts_since_submission()) == 1
+
+
+@pytest.mark.parametrize(
+    ("stop", "code", "seen"),
+    [
+        (signal.SIGTERM, 143, "cancelled"),
+        (signal.SIGUSR2, 143, "failed: timeout"),
+        (signal.SIGTERM, 0, "vanished: its process ended without recording why"),
+        (0, 1, "vanished: its process ended without recording why"),
+    ],
+)
+def test_signal_that_stops_a_job_is_noted_where_its_end_finds_no_room(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, stop: int, code: int, seen: str
+) -> None:
+    def attempt(self: LocalNodes, run: RunDir) -> int:
+        self.stopped_by = stop
+        return code
+
+    def end(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(LocalNodes, "_attempt", attempt)
+    monkeypatch.setattr(attempts, "end", end)
+    monkeypatch.setattr(signals, "block", lambda: None)
+    monkeypatch.setattr(signals, "listen", lambda on_signal: None)
+    monkeypatch.setattr(RunDir, "join", RunDir.load_config)
+    monkeypatch.setattr(attempts, "check_turn", lambda *_: None)
+    monkeypatch.setattr(os, "getpid", lambda: 4194304)  # whose process has ended
+    with pytest.raises(OSError, match="No space left"):
+        LocalNodes(run)()
+    report = local.job_state("4194304", run)
+    job = combine(run.get_state(), report, is_process=True)
+    assert with_reason(job.phase, job.reason) == seen
 
 
 @pytest.mark.parametrize(

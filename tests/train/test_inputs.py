@@ -191,7 +191,10 @@ def test_labels_of_a_csv_that_are_floats(tmp_path: Path) -> None:
             TICKETS + "a text, with a comma,billing\n",
             "'{}': line 6 has 3 cells, not the header's 2",
         ),
-        (TICKETS + "half a row\n", "'{}': line 6 has 1 cells, not the header's 2"),
+        (
+            TICKETS + "half a row\n",
+            "'{}': line 6 has 1 cells, not the header's 2\nhint: a cell that holds a line break is",
+        ),
         (
             "text,label\nlost, and gone\tdelivery\nlate\tbilling\n",
             "'{}': line 3 has 1 cells, not the header's 2\nhint: commas separate the names in the "
@@ -294,6 +297,37 @@ WRONG_FILES: dict[str, tuple[str | bytes, str, str]] = {
         "begins with a row, without the names of columns: the parcel 0 came late, delivery",
         "sed -i '1i text,label' data/train.csv",
     ),
+    "short": (
+        csv_of([("good", "yes"), ("bad", "no"), ("fine", "yes")] * 9, header=False),
+        "begins with a row, without the names of columns: good, yes",
+        "sed -i '1i text,label' data/train.csv",
+    ),
+    "short-of-tabs": (
+        csv_of([("good", "yes"), ("bad", "no"), ("fine", "yes")] * 9, "\t", header=False),
+        "begins with a row, without the names of columns: good, yes",
+        r"sed -i '1i text\tlabel' data/train.csv",
+    ),
+    "header-twice": (
+        "review,stars\n" + csv_of(ROWS, header=False) + "review,stars\n",
+        "has no column 'text'",
+        "it has review, stars",
+    ),
+    "old-excel": (
+        csv_of([("caf\xe9", "billing"), ("late", "delivery")] * 9, ";").encode("latin-1"),
+        "separated by semicolons",
+        "sep=';', dtype=str, encoding='cp1252')",
+    ),
+    "commas": (
+        csv_of([(text, f'"{n},5"') for n, (text, _) in enumerate(ROWS)]),
+        "row 1 has the label '0,5'",
+        "--task text-regression, with a point: 0.5 (pandas",
+    ),
+    "percent": (
+        csv_of([(text, f"{n} %") for n, (text, _) in enumerate(ROWS)]),
+        "row 1 has the label '0 %'",
+        "--task text-regression, without a sign: 0;",
+    ),
+    "two": (csv_of(ROWS[:2]), "has another label in every row", "add rows, or choose"),
     "class": (csv_of([("late", "x")] * 9), "has the one label 'x'", "add rows of others"),
     "floats": (
         csv_of([(text, n / 7) for n, (text, _) in enumerate(ROWS)]),
@@ -369,7 +403,7 @@ def test_wrong_files(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("ending", ["", ".gz"])
-@pytest.mark.parametrize("name", ["separator", "encoding", "header", "old-mac"])
+@pytest.mark.parametrize("name", ["old-excel", "encoding", "header", "old-mac"])
 def test_cure_of_a_file_works_as_typed(
     name: str,
     ending: str,
@@ -476,12 +510,26 @@ def test_errors_about_data_have_a_cure() -> None:
 
 
 def test_a_file_that_is_no_data(tmp_path: Path) -> None:
-    for name in ("tickets.xlsx", "tickets.docx"):
+    cures = {
+        "tickets.xlsx": "save it as CSV",
+        "tickets.docx": "give one of",
+        "tickets.csv.ZIP": "unpack it: python -m zipfile -e ",
+    }
+    for name, cure in cures.items():
         (tmp_path / name).write_bytes(SPREADSHEET)
         task = ["--task", "text-classification"]
         for command in (["data"], ["submit", *task, "--dry-run", "--data"]):
-            with pytest.raises(UsageError, match="is no file of rows"):
+            with pytest.raises(UsageError, match="is no file of rows") as caught:
                 main([*command, str(tmp_path / name)])
+            assert cure in str(caught.value.hint)
+
+
+def test_folder_in_the_place_of_a_split(tmp_path: Path) -> None:
+    """As of a data set that has a text a file, in a folder for each class."""
+    (tmp_path / "train/pos").mkdir(parents=True)
+    with pytest.raises(UsageError, match="it has train/") as caught:
+        find_split(tmp_path, "train")
+    assert "train/ is a folder: write its rows into one file" in str(caught.value.hint)
 
 
 ROW = {"text": "lost", "label": "delivery"}

@@ -21,7 +21,9 @@ _CHOOSE_LABEL_COLUMN = "choose the column with --label-column"
 _ONE_CLASS = (
     f"there are two classes or more: add rows of others, or {_CHOOSE_LABEL_COLUMN}"
 )
-_NUMBER = re.compile(r"[+-]?\d*\.?\d+([eE][+-]?\d+)?")
+_NUMBER = re.compile(r"[+-]?\d*[.,]?\d+([eE][+-]?\d+)?( ?%)?")
+"""Numbers on a scale, also as spreadsheets write them."""
+_WITH_COMMA = re.compile(r"[+-]?\d+,\d+")
 _DECIMAL = re.compile(r"-?\d+([.,]\d+)?")
 """Numbers as they are written for people, also with a comma."""
 _MOST_RATINGS = 20
@@ -161,7 +163,7 @@ class Labels:
         self._check_scale(kind)
         if len(values) == self.rows:
             # Texts, or identifiers of rows: a class has several rows.
-            hint = f"a class has several rows: {_CHOOSE_LABEL_COLUMN}"
+            hint = f"a class has several rows: add rows, or {_CHOOSE_LABEL_COLUMN}"
             if kind is int or all(_DECIMAL.fullmatch(str(value)) for value in values):
                 hint += ", or learn the numbers, written as 0.5: --task text-regression"
             raise self._no_classes("has another label in every row", part, hint)
@@ -195,8 +197,8 @@ class Labels:
                 self.where,
                 row,
                 value,
-                f"{len(self.first):,} different numbers are a scale: --task text-regression; "
-                f"{_CHOOSE_LABEL_COLUMN}",
+                f"{len(self.first):,} different numbers are a scale: --task text-regression"
+                f"{_as_number(value)}; {_CHOOSE_LABEL_COLUMN}",
             )
 
     def _one_type(self) -> type:
@@ -411,12 +413,26 @@ def label_numbers(values: Sequence[Any], where: str, start: int = 1) -> list[flo
     for row, value in enumerate(values, start):
         number = _to_float(value)
         if not math.isfinite(number):
-            hint = f"labels are numbers; {_CHOOSE_LABEL_COLUMN}"
+            hint = f"labels are numbers{_as_number(str(value))}; {_CHOOSE_LABEL_COLUMN}"
             if str(value).strip().lower() in ("true", "false"):
                 hint = "labels are numbers: write 1 for true and 0 for false"
             raise wrong_label(where, row, value, hint)
         numbers.append(number)
     return numbers
+
+
+def _as_number(text: str) -> str:
+    """Returns how a number that a spreadsheet has written is to be written, for the end of a hint;
+    "": as it is, or it is none."""
+    plain = text.strip().removesuffix("%").rstrip()
+    if _WITH_COMMA.fullmatch(plain):
+        point = plain.replace(",", ".")
+        return (
+            f", with a point: {point} (pandas.read_csv(..., decimal=',') reads commas)"
+        )
+    if plain != text.strip() and math.isfinite(_to_float(plain)):
+        return f", without a sign: {plain}"
+    return ""
 
 
 def _to_float(value: Any) -> float:

@@ -48,6 +48,10 @@ _WEB_PAGE = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype\b|html\b)", re.IGNORECASE
 _COPY_AGAIN = "copy or write it again"
 _MOST_WORDS_OF_NAME = 3
 """A column of a longer name is more probably a text: the file has no header."""
+_ROWS_OF_HEADER = 1000
+"""Rows in which a cell of the first one is looked for, to tell whether that one is a header."""
+_BYTES_OF_ENCODING = 2**24
+"""Bytes that show whether a file is UTF-8."""
 _ROWS_OF_SEPARATOR = 100
 """Rows that show which character is between the cells."""
 _LINES_A_ROW = 100
@@ -583,7 +587,7 @@ def _csv(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]
         first_line = reader.line_num + 1
         if not header:
             return
-        _check_header(header, path, names)
+        _check_header(header, path, names, separator)
         chosen = _chosen(where, names, header)
         yield chosen
         # A cell behind the row stands for a column that the file lacks.
@@ -610,6 +614,8 @@ def _csv(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]
 def _cure_of_cells(path: Path, row: Sequence[str], columns: int, separator: str) -> str:
     """Returns what to do about a row that has not as many cells as there are columns."""
     hint = 'a cell that holds a comma is written in quotes: "a, b"'
+    if len(row) < columns:
+        hint = 'a cell that holds a line break is written in quotes; an empty one is "", too'
     other = "\t"
     kinds = "commas separate the names in the header, tabs the cells of this row"
     change = r"s/,/\t/g"
@@ -704,8 +710,10 @@ def _has_quoted_cells(path: Path) -> bool:
     return True
 
 
-def _check_header(header: Sequence[str], path: Path, names: Sequence[str]) -> None:
-    """Raises UsageError where the first row lacks a name, and looks like texts or numbers."""
+def _check_header(
+    header: Sequence[str], path: Path, names: Sequence[str], separator: str
+) -> None:
+    """Raises UsageError where the first row lacks a name, and looks like a row."""
     missing = [
         name
         for name in names
@@ -717,10 +725,11 @@ def _check_header(header: Sequence[str], path: Path, names: Sequence[str]) -> No
     cells = [cell for cell in header if cell.strip()]
     has_text = any(len(cell.split()) > _MOST_WORDS_OF_NAME for cell in cells)
     has_number = any(re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", cell) for cell in cells)
-    if has_text or has_number:
-        line = ",".join(names)
+    if has_text or has_number or _comes_again(header, path, separator):
+        line = separator.join(names)
         if len(names) != len(header):
-            line = "text,label,..."
+            line = separator.join(("text", "label", "..."))
+        line = line.replace("\t", r"\t")
         unpack, file = _unpacked(path)
         raise UsageError(
             f"{str(path)!r} has no column {missing[0]!r}: it begins with a row, without the names "
@@ -728,6 +737,22 @@ def _check_header(header: Sequence[str], path: Path, names: Sequence[str]) -> No
             "write the names above it, in the order of the columns: "
             f"{unpack}sed -i '1i {line}' {file}",
         )
+
+
+def _comes_again(header: Sequence[str], path: Path, separator: str) -> bool:
+    """Returns whether a cell of the first row stands in its column again, as a class does and the
+    name of a column does not."""
+    with _opened(path) as raw, contextlib.suppress(csv.Error):
+        reader = csv.reader(_lines(raw, path), delimiter=separator)
+        for row in itertools.islice(reader, 1, _ROWS_OF_HEADER):
+            # The whole header comes again where files were put behind one another.
+            if row == list(header) or len(row) != len(header):
+                continue
+            if any(
+                cell and cell == name for cell, name in zip(row, header, strict=True)
+            ):
+                return True
+    return False
 
 
 def _to_first_text(lines: Iterator[str]) -> list[str]:
@@ -784,14 +809,29 @@ def _has_columns_of_tabs(path: Path) -> bool:
 
 
 def _with_commas(path: Path, separator: str, skipped: int = 0) -> str:
-    """Returns the command that writes a .csv anew, with commas between its cells, without the
-    first `skipped` lines."""
+    """Returns the command that writes a .csv anew, in UTF-8 with commas between its cells, without
+    the first `skipped` lines."""
     options = f"sep='{separator}', dtype=str"
+    if not _is_utf8(path):
+        # The other encoding that spreadsheets write: a byte that it lacks is an error of pandas.
+        options += ", encoding='cp1252'"
     if skipped:
         options += f", skiprows={skipped}"
     write = f"pandas.read_csv(n, {options}).to_csv(n, index=False)"
     file = as_argument(path)
     return f'python -c "import pandas, sys; n = sys.argv[1]; {write}" {file}'
+
+
+def _is_utf8(path: Path) -> bool:
+    """Returns whether the beginning of a file is UTF-8."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with _opened(path) as raw:
+        try:
+            # A character may be cut off at the end of what is read.
+            decoder.decode(_text_stream(raw, path).read(_BYTES_OF_ENCODING))
+        except UnicodeDecodeError:
+            return False
+    return True
 
 
 def _check_first_line(line: str, path: Path) -> None:

@@ -352,8 +352,11 @@ def _folder(flag: str, name: str) -> Path:
 def no_data_file(path: Path) -> UsageError:
     """Returns the error for a file of a kind that nothing reads."""
     hint = f"give one of {', '.join(SUFFIXES)}"
-    if path.name.lower().endswith(_SPREADSHEETS):
+    ending = path.suffix.lower()
+    if ending in _SPREADSHEETS:
         hint = f"open it, and save it as CSV (UTF-8): {path.stem}.csv"
+    elif ending in _UNPACK:
+        hint = _unpacking(path)
     return UsageError(f"{str(path)!r} is no file of rows", hint)
 
 
@@ -760,6 +763,7 @@ def _cure_of_no_file(folder: Path, split: str) -> str:
         or _cure_of_spreadsheet(folder, split)
         or _cure_of_other_place(folder, split)
         or _cure_of_one_file(folder, split)
+        or _cure_of_folder(folder, split)
         or f"name it {split}.csv, .tsv, .jsonl or .txt, each also as .gz, .parquet or .arrow; "
         "shards and others: slurmft help own-data"
     )
@@ -793,12 +797,26 @@ def _cure_of_other_place(folder: Path, split: str) -> str:
         with contextlib.suppress(OSError):
             if inner.is_dir() and _files_of_split(inner, split):
                 return f"{name}/ has one: give {as_argument(inner)}"
-        if ending in _UNPACK and stem.startswith(split):
-            unpack = _UNPACK[ending].format(
-                file=as_argument(inner), folder=as_argument(folder)
-            )
-            return f"unpack it: {unpack}"
+        if ending.lower() in _UNPACK and stem.startswith(split):
+            return _unpacking(inner)
     return ""
+
+
+def _unpacking(path: Path) -> str:
+    """Returns what to do with an archive of a kind that is not read."""
+    command = _UNPACK[path.suffix.lower()]
+    words = command.format(file=as_argument(path), folder=as_argument(path.parent))
+    return f"unpack it: {words}"
+
+
+def _cure_of_folder(folder: Path, split: str) -> str:
+    """Returns what to do where a folder stands for the file of a split."""
+    if not (folder / split).is_dir():
+        return ""
+    return (
+        f"{split}/ is a folder: write its rows into one file, {split}.csv; shards and others: "
+        "slurmft help own-data"
+    )
 
 
 def _cure_of_one_file(folder: Path, split: str) -> str:
