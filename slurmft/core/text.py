@@ -108,25 +108,43 @@ def screen_width(no_terminal: int = 10**6) -> int:
 
 NO_BREAK = "\u00a0"
 """A space at which no line is broken."""
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|(?:[KMGT]iB|bytes|ms|s|min|h)\b)")
+_LONGEST_PIECE = 30
+"""Characters of a name and its value, which stay on one line."""
 
 
 def hanging(head: str, text: str, indent: int = 4) -> str:
     """Returns a text as a line, or as several where the terminal has no room for it.
 
-    All lines but the first are indented. Paths stay in one piece, as does 26.3 %.
+    All lines but the first are indented. Paths stay in one piece, as do 26.3 %, 17.5 MiB, and names
+    with their values that have two spaces between them.
     """
     # Some terminals go to the next line after a character in the last column. On one that is very
     # narrow, words must have some room behind the indent.
     width = max(screen_width() - 1, indent + 20)
     lines = textwrap.fill(
-        text.replace(" %", f"{NO_BREAK}%"),
+        _in_pieces(text),
         width,
         initial_indent=head,
         subsequent_indent=" " * indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return lines.replace(f"{NO_BREAK}%", " %")
+    return lines.replace(NO_BREAK, " ")
+
+
+def _in_pieces(text: str) -> str:
+    """Returns a text with other spaces where no line is to be broken."""
+    pieces = _BEFORE_UNIT.sub(NO_BREAK, text).split("  ")
+    if len(pieces) == 1:
+        return pieces[0]
+    unbroken = []
+    for piece in pieces:
+        if len(piece) <= _LONGEST_PIECE:
+            unbroken.append(piece.replace(" ", NO_BREAK))
+        else:
+            unbroken.append(piece)
+    return "  ".join(unbroken)
 
 
 class ScreenColumn(NamedTuple):

@@ -43,6 +43,8 @@ class Column:
     numeric: bool = True
     rank: int = 0
     """Columns of the highest rank are left out first if the table is too wide; 0: never."""
+    is_setting: bool = False
+    """It is one of the settings that name a row."""
 
     @property
     def words(self) -> str:
@@ -117,7 +119,7 @@ def cell_columns(
             values.append(Value(value, text))
         # One text is enough: a column is aligned as a whole.
         numeric = all(_is_number(value) for value in raw)
-        columns.append(Column(name, values, numeric=numeric))
+        columns.append(Column(name, values, numeric=numeric, is_setting=True))
     return columns
 
 

@@ -12,7 +12,12 @@ import pytest
 from slurmft.cluster import time_use
 from slurmft.cluster.time_use import in_all, key_of
 from slurmft.plugins.studies import spec
-from slurmft.plugins.studies.report.formats import as_csv, as_markdown, as_text
+from slurmft.plugins.studies.report.formats import (
+    as_csv,
+    as_markdown,
+    as_text,
+    numbered,
+)
 from slurmft.plugins.studies.report.measures import Row, RunSet
 from slurmft.plugins.studies.report.tables import time_tables
 from slurmft.plugins.studies.table import Table, cell_columns, column
@@ -84,6 +89,30 @@ def test_rows_with_long_names_keep_their_first_measures() -> None:
     text = as_text(Table("t", columns), width=70)
     assert "2.5" in text
     assert "left out here, in CSV: rest" in text
+
+
+def test_rows_have_numbers_where_their_settings_fill_the_line() -> None:
+    """As of runs of several tasks, each of which has options that the others lack."""
+    cells: list[dict[str, Any]] = [{"task": "focal", "gamma": 1}, {"task": "other"}]
+    columns = cell_columns(cells, ["task", "gamma"])
+    results = [column("seconds", [2.5, 3.5], rank=1), column("rest", [1, 2], rank=2)]
+    table = Table("t", [*columns, *results], ["a note"])
+    assert as_text(table, width=30).splitlines()[2].split() == [
+        *("task", "gamma", "seconds", "rest"),
+    ]
+    texts = [as_text(each, width=20) for each in numbered([table, table], 20)]
+    assert texts[0] == as_text(table, width=20)
+    title, blank, *grid = texts[0].splitlines()
+    assert (title, blank) == ("t", "")
+    assert [line.split() for line in grid[2:4]] == [
+        ["1", "2.5", "1"],
+        ["2", "3.5", "2"],
+    ]
+    listed = texts[0].partition("\n\n- ")[2]
+    assert " ".join(listed.split()) == (
+        "row 1: task focal, gamma 1 - row 2: task other - a note"
+    )
+    assert "- rows are numbered\n  as above\n- a note" in texts[1]
 
 
 def test_an_unknown_share_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:

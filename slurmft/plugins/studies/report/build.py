@@ -23,6 +23,7 @@ from slurmft.plugins.studies.report.formats import (
     as_csv,
     as_list,
     as_text,
+    numbered,
 )
 from slurmft.plugins.studies.report.matching import (
     as_published,
@@ -319,7 +320,10 @@ def tables_text(
         write_table = functools.partial(as_text, width=width)
     parts = []
     for section in sections:
-        parts += [write_table(table) for table in section.tables]
+        tables = list(section.tables)
+        if form == "text":
+            tables = numbered(section.tables, width)
+        parts += [write_table(table) for table in tables]
         parts.append(
             as_list("A difference, or noise?", section.comparison, form, width)
         )

@@ -5,14 +5,14 @@ import io
 import re
 import textwrap
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
 import tabulate
 
-from slurmft.plugins.studies.table import Table
+from slurmft.plugins.studies.table import Table, column
 
 tabulate.MIN_PADDING = 0
 """The default widens every header by two of the 120 columns."""
@@ -23,12 +23,59 @@ WIDTH = 120
 
 def as_text(table: Table, width: int = WIDTH) -> str:
     """Returns a table for terminals: columns of the highest rank are left out until it fits."""
-    fitted = _fitted(table, width)
+    [with_short_names] = numbered([table], width)
+    fitted = _fitted(with_short_names, width)
     title = textwrap.fill(printable(fitted.title), width)
     notes = as_list("", fitted.notes, "text", width)
     grid = _grid(fitted)
     text = f"{title}\n\n{grid}\n\n{notes}"
     return text.rstrip() + "\n"
+
+
+def numbered(tables: Iterable[Table], width: int) -> list[Table]:
+    """Returns tables whose rows have numbers in place of their settings, where a line has no room
+    for these and a result; notes of the first such table say what its rows are."""
+    changed = []
+    first_rows: list[str] = []
+    for table in tables:
+        if _has_room(table, width):
+            changed.append(table)
+            continue
+        rows = _rows_in_words(table)
+        notes = rows
+        if rows == first_rows:
+            notes = ["rows are numbered as above"]
+        first_rows = first_rows or rows
+        numbers = column("row", range(1, len(rows) + 1))
+        results = [each for each in table.columns if not each.is_setting]
+        columns = [numbers, *results]
+        changed.append(replace(table, columns=columns, notes=[*notes, *table.notes]))
+    return changed
+
+
+def _has_room(table: Table, width: int) -> bool:
+    """Returns whether a line has room for what names a row and for the first result."""
+    settings = [each for each in table.columns if each.is_setting]
+    if len(settings) < 2:
+        return True  # a number would be no shorter, or would need a list of its own
+    names = [each for each in table.columns if each.rank == 0]
+    ranked = [each for each in table.columns if each.rank]
+    results = sorted(ranked, key=attrgetter("rank"))
+    return _grid_width(replace(table, columns=[*names, *results[:1]])) <= width
+
+
+def _rows_in_words(table: Table) -> list[str]:
+    """Returns what the settings of each row are, those left out that it does not have."""
+    lines = []
+    settings = [each for each in table.columns if each.is_setting]
+    for number, row in enumerate(replace(table, columns=settings).rows, start=1):
+        described = [
+            f"{setting.words} {value.text}"
+            for setting, value in zip(settings, row, strict=True)
+            if value.raw is not None
+        ]
+        lines.append(f"row {number}: {', '.join(described)}")
+    return lines
 
 
 def _fitted(table: Table, width: int = WIDTH) -> Table:
@@ -100,9 +147,9 @@ def as_latex(table: Table) -> str:
     for first in range(0, row_count, _ROWS_OF_A_PAGE):
         last = first + _ROWS_OF_A_PAGE
         columns = []
-        for column in table.columns:
-            values = column.values[first:last]
-            columns.append(replace(column, values=values))
+        for each in table.columns:
+            values = each.values[first:last]
+            columns.append(replace(each, values=values))
         notes = table.notes if last >= row_count else ()  # on the last page only
         page = _fitted(Table(table.title, columns, notes))
         title = latex(table.title)
