@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from slurmft.core import fingerprint, interpreter, permissions, trusted
+from slurmft.core import fingerprint, interpreter, permissions, process, trusted
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import UsageError
 from slurmft.core.filesystem import absolute
@@ -124,12 +124,11 @@ def _run_uv(
     environment = interpreter.environment_without_path(dict(os.environ))
     # uv warns of an active environment that is not the project's.
     environment.pop("VIRTUAL_ENV", None)
-    return subprocess.run(
+    return process.run(
         [uv, *words],
+        None,
         cwd=project,
         env=environment | variables,
-        capture_output=True,
-        text=True,
         # Packages are code: nobody else's to write, whatever the umask of the user is.
         umask=permissions.current_umask() | 0o022,
     )

@@ -2,12 +2,11 @@
 
 import json
 import os
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slurmft.core import interpreter
+from slurmft.core import interpreter, process
 from slurmft.core.errors import UsageError
 from slurmft.node import copies
 from slurmft.programs.description import OwnProgram
@@ -56,12 +55,11 @@ def accelerate_variables(
         interpreter.foreign_script(own.python, script, str(own.accelerate_config)),
         variables,
     )
-    done = subprocess.run(
+    done = process.run(
         command,
+        None,
         cwd=own.folder,
         env=interpreter.library_environment(inside),
-        capture_output=True,
-        text=True,
     )
     answer: dict[str, Any] = {"error": "its Python ends with an error"}
     _, brace, last_object = done.stdout.rpartition("\n{")  # libraries may print, too

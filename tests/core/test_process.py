@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -62,18 +63,30 @@ def test_no_output(command: list[str]) -> None:
     assert process.output(command, 30) is None
 
 
-def test_nobody_else_sets_a_time_limit() -> None:
-    """That of `subprocess.run` does not hold where something keeps the output open."""
-    found = set()
+def calls_of_subprocess() -> Iterator[tuple[str, set[str | None]]]:
+    """The modules of slurmft that start processes by themselves, and the keywords of each call."""
     for path in (CHECKOUT / "slurmft").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call):
                 continue
-            name = ast.unparse(node.func)
-            keywords = {keyword.arg for keyword in node.keywords}
-            if name.startswith("subprocess.") and "timeout" in keywords:
-                found.add(str(path.relative_to(CHECKOUT)))
+            if ast.unparse(node.func).startswith("subprocess."):
+                keywords = {keyword.arg for keyword in node.keywords}
+                yield str(path.relative_to(CHECKOUT)), keywords
+
+
+def test_nobody_else_sets_a_time_limit() -> None:
+    """That of `subprocess.run` does not hold where something keeps the output open."""
+    found = {module for module, keys in calls_of_subprocess() if "timeout" in keys}
     assert found == LEAVE_NOTHING
+
+
+def test_what_a_command_prints_may_be_any_bytes() -> None:
+    """Such as the names of other users' jobs, or of files."""
+    done = process.run(["printf", r"a\377b"], 30)
+    assert done.stdout == "a\udcffb"
+    decoding = {"text", "universal_newlines", "encoding"}
+    for module, keywords in calls_of_subprocess():
+        assert not decoding & keywords or "errors" in keywords, module
 
 
 def test_no_process_of_a_test_reaches_a_slurm_of_this_machine(

@@ -828,6 +828,7 @@ def _run(
             command,
             capture_output=True,
             text=True,
+            errors="surrogateescape",  # names of jobs, of anybody's, need not be UTF-8
             timeout=timeout_s,
             env=environment,
             check=False,

@@ -107,7 +107,7 @@ class Connection:
     def _sharing(self) -> list[str]:
         """Returns the options of a shared connection, unless the user's configuration has some."""
         command = [*self._ssh, "-G", self.cluster.host]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = process.run(command, None)
         for line in done.stdout.splitlines():
             # ssh prints controlpath only where there is one.
             if line.startswith("controlpath "):
@@ -149,7 +149,7 @@ class Connection:
         command.append(f"exec bash -lc {shlex.quote(script)}")
         sys.stdout.flush()  # what the command prints comes after what was printed here
         if not capture:
-            return subprocess.run(command, text=True, check=False)
+            return subprocess.CompletedProcess(command, subprocess.call(command))
         return self._captured(command)
 
     def _captured(self, command: Sequence[str]) -> "subprocess.CompletedProcess[str]":

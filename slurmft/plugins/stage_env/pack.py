@@ -16,7 +16,6 @@ import os
 import re
 import secrets
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmft.cluster.slurm import allocation, commands
-from slurmft.core import filesystem, interpreter, removal
+from slurmft.core import filesystem, interpreter, process, removal
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError, run_main
 from slurmft.core.files import fingerprint, to_json
@@ -191,7 +190,7 @@ def installation(prefix: str) -> tuple[str, list[str]]:
     # -I, -S: neither variables nor .pth files may change what it prints.
     python = [f"{prefix}/bin/python", "-I", "-S", "-c", code]
     # A Python that does not start prints nothing: there is nothing to stage then.
-    output = subprocess.run(python, capture_output=True, text=True).stdout
+    output = process.run(python, None).stdout
     base, _, version = output.strip("\n").partition("\n")
     # The distribution's Python is on every node; a conda environment is its own installation.
     if base in ("", "/usr", "/usr/local", prefix):
@@ -287,11 +286,10 @@ def pack(prefix: str, folder: Path, parts: Sequence[str] = ()) -> Archive:
     aside = folder / f".{name}.{random_part}.tar"
     try:
         command = _pack_command(prefix, for_children(aside), parts)
-        done = subprocess.run(
+        done = process.run(
             command,
+            None,
             env=interpreter.library_environment(dict(os.environ)),
-            capture_output=True,
-            text=True,
         )
         highest_good_code = 0
         # tar's 1: a file changed meanwhile. In an environment in use, only compiled modules change.

@@ -234,7 +234,7 @@ def _rename(folder: Path, targets: Mapping[str, str]) -> None:
 
 
 def _output(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = process.run(command, None)
     if done.returncode:
         problem = done.stderr.strip()
         end_of_problem = problem[-_LONGEST_ERROR:]
