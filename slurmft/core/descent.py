@@ -24,6 +24,8 @@ _FOLDER_PLACE = _PLACE | os.O_DIRECTORY
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_SYSTEMS_OWN = frozenset((".snapshot", ".snapshots", ".zfs"))
 """What NFS servers, GPFS and ZFS show in a folder that is new."""
+OR_INODE = " (or its file system shows another inode of it at each look)"
+"""Ends messages about a folder or file that is another than before, as far as its inode tells."""
 _DESCRIPTOR = re.compile(r"/proc/self/fd/(\d+)(/.*)?")
 
 

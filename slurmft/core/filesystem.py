@@ -5,10 +5,11 @@ import errno
 import os
 import re
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurmft.core import ownership, users
+from slurmft.core import mounts, ownership, users
 from slurmft.core.text import in_bytes
 
 LOCK_PRIMITIVES = ("flock", "lockf", "ofd", "soft")
@@ -40,7 +41,7 @@ _LOCAL = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileSystem:
-    """A mounted file system, as /proc/self/mountinfo shows it."""
+    """A mounted file system, as the kernel shows it."""
 
     type: str
     """The kernel's word: nfs4, gpfs, lustre, fuse.sshfs, ext4, ..."""
@@ -213,11 +214,8 @@ def absolute(path: str | Path) -> Path:
 def of(path: str | Path) -> FileSystem:
     """Returns the file system of a path, or of the nearest folder above it that exists."""
     place = existing(Path(path))
-    mountinfo = "/proc/self/mountinfo"
-    # The kernel writes names as they are: they need not be UTF-8.
-    with open(mountinfo, encoding="utf-8", errors="surrogateescape") as file:
-        # A link may lead to another file system.
-        return find(file.read(), os.path.realpath(place))
+    # A link may lead to another file system.
+    return find(mounts.lines(), os.path.realpath(place))
 
 
 def existing(path: Path) -> Path:
@@ -229,15 +227,14 @@ def existing(path: Path) -> Path:
     return place
 
 
-def find(mountinfo: str, path: str) -> FileSystem:
-    """Returns the file system of a real path, from the text of mountinfo.
+def find(mount_lines: Iterable[str], path: str) -> FileSystem:
+    """Returns the file system of a real path, from `mounts.lines`.
 
     Of several mounts at one place, the last one counts.
     """
     # In a chroot no line may name what holds the path.
     best = FileSystem(type="unknown", source="unknown", mount="/")
-    # Not splitlines: a path may hold other characters that it splits at.
-    for line in mountinfo.rstrip("\n").split("\n"):
+    for line in mount_lines:
         # Fields of proc(5): the fifth is the mount point; behind the hyphen are type and source.
         left, _, right = line.partition(" - ")
         mount = _unescape(left.split(" ")[4])

@@ -10,18 +10,35 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
+from slurmft.core import mounts
 from slurmft.core.users import owner
 
 _PLACE = os.O_PATH | os.O_CLOEXEC
-_MOUNTS = "/proc/self/mountinfo"
 _USER_MAP = "/proc/self/uid_map"
 # From linux/magic.h: Python does not tell the type of a file system.
 _FUSE_MAGIC = 0x65735546
 _STATFS_BYTES = 256
 _NOBODY = 65534
 """Whose all is in a file system that was unmounted since it was opened."""
+IN_SHELL = (
+    'slurmft_is_kept() { [ "$(stat -fc %t "$1")" != '
+    f"{_FUSE_MAGIC:x} ] || {{ "
+    'set -- "$(stat -Lc %d "$1")" && LC_ALL=C grep -Eq '
+    '"^[0-9]+ [0-9]+ 0:$(($1 & 255 | $1 >> 20 << 8)) .* - fuse[^ ]* [^ ]* '
+    '[^ ]*,user_id=(0|$EUID),group_id=" /proc/self/mountinfo; }; }; '
+    'slurmft_is_same() { [[ -O $1 || $(stat -Lc %u "$1") = 0 ]] && slurmft_is_kept "$1" && '
+    '[ "$(stat -Lc %i "$1")" = "$2" ]; }'
+)
+"""Functions of bash, for scripts that ask whose a folder is.
+
+slurmft_is_kept PATH: fails where another user has mounted its file system, and shows whichever
+owner they like; for scripts that ask by `-O`.
+slurmft_is_same PATH INODE: this user's, or root's, with this inode. Of others, one may have the
+same on another disk.
+"""
 
 
 def status(
@@ -84,10 +101,8 @@ def _other_server(descriptor: int) -> int | None:
     # Users cannot mount a disk.
     if os.major(device):
         return None
-    with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
-        mounts = file.read()
     try:
-        server = server_of(mounts, device)
+        server = server_of(mounts.lines(), device)
     except KeyError:
         server = None
         if _is_fuse(descriptor):
@@ -97,18 +112,18 @@ def _other_server(descriptor: int) -> int | None:
     return server
 
 
-def server_of(mountinfo: str, device: int) -> int | None:
+def server_of(mount_lines: Iterable[str], device: int) -> int | None:
     """Returns the user who has mounted a file system in user space; None: it is of another kind.
 
     Args:
-        mountinfo: the text of /proc/self/mountinfo, see proc(5).
+        mount_lines: see `mounts.lines`.
         device: number of the file system.
 
     Raises:
         KeyError: it is not mounted.
     """
     number = f"{os.major(device)}:{os.minor(device)}"
-    for line in mountinfo.splitlines():
+    for line in mount_lines:
         mount, _, about = line.partition(" - ")
         if mount.split(" ")[2] != number:
             continue

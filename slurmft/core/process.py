@@ -224,14 +224,26 @@ def output(command: Sequence[str], timeout_s: float, **kwargs: Any) -> str | Non
     return done.stdout
 
 
-def stat(pid: int) -> list[str] | None:
-    """Returns the fields of /proc/PID/stat after the name, the state first; None: no process."""
+def kernel_text(pid: int, name: str) -> str | None:
+    """Returns a file of a process in /proc; None: there is none, or it is not this user's to read.
+
+    A process of any user may have given itself a name of any bytes.
+    """
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            # The name is in brackets, and may hold spaces and brackets itself.
-            return file.read().rpartition(")")[2].split()
+        # Without newline, "\r" in a name would begin a line.
+        with open(f"/proc/{pid}/{name}", errors="replace", newline="\n") as file:
+            return file.read()
     except OSError:
         return None
+
+
+def stat(pid: int) -> list[str] | None:
+    """Returns the fields of /proc/PID/stat after the name, the state first; None: no process."""
+    text = kernel_text(pid, "stat")
+    if text is None:
+        return None
+    # The name is in brackets, and may hold spaces and brackets itself.
+    return text.rpartition(")")[2].split()
 
 
 def data_bytes() -> int:

@@ -165,7 +165,7 @@ def _check_name_suffices(folder: int, path: Path) -> None:
 def _check(path: Path, folder: int, name: str, inode: int | None) -> None:
     status = ownership.status(name, folder, follow_symlinks=False)
     if inode is not None and status.st_ino != inode:
-        raise _refusal(path, "it was replaced meanwhile")
+        raise _refusal(path, f"it was replaced meanwhile{descent.OR_INODE}")
     if status.st_uid != os.geteuid():
         raise _refusal(path, f"it belongs to another user (uid {status.st_uid})")
 

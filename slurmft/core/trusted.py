@@ -199,8 +199,8 @@ class Door:
         """
         if renaming_on_the_way(path) is not None and not _is_marked(opened):
             raise NotOwnError(
-                f"{self.what} {str(path)!r}: slurmft has not made this folder, and others can "
-                "rename what is there",
+                f"{self.what} {str(path)!r}: slurmft has not made this folder{descent.OR_INODE}, "
+                "and others can rename what is there",
                 self.cure,
             )
 

@@ -13,8 +13,9 @@ import subprocess
 import threading
 from collections.abc import Callable
 from multiprocessing import popen_fork
-from pathlib import Path
 from typing import Any
+
+from slurmft.core import process
 
 STOP = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGUSR2})
 """Preemption, scancel and time limits send SIGTERM or SIGUSR2; a terminal's Ctrl-C SIGINT."""
@@ -49,9 +50,9 @@ def let_children_be_terminated() -> None:
     They inherit the blocked SIGTERM, which would wait in them for ever: whoever waits for their
     end, as a pool of multiprocessing does, would hang. Those that unblock it get it.
     """
-    for process in (popen_fork.Popen, subprocess.Popen):
-        terminate: Any = _terminating(process.terminate)
-        process.terminate = terminate  # type: ignore[method-assign]
+    for kind in (popen_fork.Popen, subprocess.Popen):
+        terminate: Any = _terminating(kind.terminate)
+        kind.terminate = terminate  # type: ignore[method-assign]
 
 
 def _terminating(terminate: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -69,10 +70,7 @@ def _terminating(terminate: Callable[[Any], None]) -> Callable[[Any], None]:
 
 def _blocks(pid: int, signum: int) -> bool:
     """Returns whether a process blocks a signal; False: it has ended, or hides it."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
+    status = process.kernel_text(pid, "status") or ""
     mask = re.search(r"^SigBlk:\s*([0-9a-f]+)$", status, re.MULTILINE)
     return mask is not None and bool(int(mask[1], 16) >> (signum - 1) & 1)
 

@@ -394,7 +394,7 @@ def kernel_view(pid: int) -> str:
     """Describes where a process is, as the kernel sees it: it could not write its stacks."""
     lines = ["the process did not respond; the kernel reports:"]
     for name in ("wchan", "stack", "status"):
-        with contextlib.suppress(OSError):
-            text = Path(f"/proc/{pid}/{name}").read_text()
+        text = process.kernel_text(pid, name)
+        if text is not None:
             lines.append(f"{name}: {text.strip()}")
     return "\n".join(lines)

@@ -349,7 +349,7 @@ class RunDir:
     def _held(self) -> Iterator[int]:
         with CONFIG.folder(self.path) as folder:
             if self._inode not in (None, os.fstat(folder).st_ino):
-                reason = "it was replaced meanwhile"
+                reason = f"it was replaced meanwhile{descent.OR_INODE}"
                 raise FileExistsError(errno.EEXIST, reason, str(self.path))
             with descent.held(self.path, folder):
                 yield folder

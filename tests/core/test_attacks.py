@@ -161,6 +161,35 @@ def cancel(ada: User, eve: User) -> None:
         mine.wait()
 
 
+@attack(
+    ANYBODY,
+    "has a process whose name is no text where your jobs run, and a run that names it as its job",
+    "your jobs end as they would; the run is shown",
+)
+def process_with_an_odd_name(ada: User, eve: User) -> None:
+    # The shell itself: a program that it starts would have the name of its file.
+    script = "printf '\\377' > /proc/$$/comm; echo; read -r _"
+    with subprocess.Popen(
+        ["bash", "-c", script],
+        user=eve.uid,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as theirs:
+        assert theirs.stdout is not None
+        theirs.stdout.readline()
+        assert Path(f"/proc/{theirs.pid}/comm").read_bytes() == b"\xff\n"
+        run = run_of(eve, "odd-name", state="running", job=str(theirs.pid))
+        eve.write(run.submitit / "pid.json", to_json(local.Process.of(theirs.pid)))
+        done = ada.slurmft("status", str(run.path))
+        assert done.code == 0, done.err
+        assert "running" in done.out
+        code = "from slurmft.core import process\n"
+        code += "process.adopt_orphans(); process.end_descendants()"
+        ada.python(code)
+        assert theirs.stdin is not None
+        theirs.stdin.close()
+
+
 @attack(ANYBODY, "has a model that you `push` under your name", "refused")
 def push(ada: User, eve: User) -> None:
     run = run_of(eve, "push-me", state="finished")
@@ -397,14 +426,16 @@ def swapped_run_there(ada: User, eve: User) -> None:
 _MKDIR = """#!/bin/bash
 # mkdir, while others put a folder of theirs in the place of the one to which --on has sent code
 /bin/mkdir "$@"
-[ $# != 3 ] || { mv "$2" "$2-aside" && mv "$HOME/their-code" "$2"; }
+code=$?
+[ $# != 4 ] || [ $code = 0 ] || { mv "$4" "$4-aside" && mv "$HOME/their-code" "$4"; }
+exit $code
 """
 
 
 @attack(
     GROUP,
-    "puts a folder of theirs in the place of the one into which `--on` has sent your code, before "
-    "a command starts there",
+    "puts a folder of theirs, or of yours where they can write, in the place of the one into which "
+    "`--on` sends your code, before a command starts there",
     "refused; nothing of it runs",
 )
 def swapped_folder_of_code(ada: User, eve: User) -> None:
@@ -412,19 +443,24 @@ def swapped_folder_of_code(ada: User, eve: User) -> None:
     shared = ada.write(ada.home / "lab-of-all" / "x", "").parent
     os.chown(shared, ada.uid, 21100)
     shared.chmod(0o2775)
-    theirs = eve.write(ada.home / "their-code" / "train.py", "print('attacked')\n")
-    theirs.parent.chmod(0o777)
     ada.write(ada.home / "fake" / "mkdir", _MKDIR, 0o755)
     ada.write(ada.home / ".bash_profile", f"PATH={ada.home}/fake:$PATH\n")
     ada.write(ada.home / "sent" / "train.py", "print('mine')\n")
     lab = laptop_of(ada, shared)
     flags = "--cluster local --follow -- train.py"
     typed = f"cd sent && {sys.executable} -P -m slurmft --on lab run {flags}"
-    done = ada.run("bash", "-c", typed, SLURMFT_CLUSTERS=lab)
+    for owner in (eve, ada):
+        theirs = eve.write(ada.home / "their-code" / "train.py", "print('attacked')\n")
+        os.chown(theirs.parent, owner.uid, 21100)
+        theirs.parent.chmod(0o777)
+        done = ada.run("bash", "-c", typed, SLURMFT_CLUSTERS=lab)
+        assert done.code == 2
+        assert "or others may have put it there" in done.err
+        assert "attacked" not in done.out + done.err
+        (swapped,) = shared.glob("sent-*-aside")
+        shutil.rmtree(swapped.with_name(swapped.name.removesuffix("-aside")))
+        swapped.rename(swapped.with_name(swapped.name.removesuffix("-aside")))
     (ada.home / ".bash_profile").unlink()
-    assert done.code == 2
-    assert "error: the folder belongs to another user by now" in done.err
-    assert "attacked" not in done.out + done.err
 
 
 @attack(
@@ -787,9 +823,9 @@ def clean(ada: User, eve: User) -> None:
         "(top / 'kept').rename(top / 'aside'); (top / 'kept' / 'checkpoints').mkdir(parents=True)\n"
         "print(remove(item), (top / 'kept' / 'checkpoints').exists())"
     )
-    assert ada.python(code).endswith(
-        "/checkpoints' could not be removed: it was replaced meanwhile True\n"
-    )
+    said = ada.python(code)
+    assert "/checkpoints' could not be removed: it was replaced meanwhile" in said
+    assert said.endswith(" True\n")
 
 
 def link(user: User, place: Path, target: Path) -> None:
@@ -1564,6 +1600,10 @@ def links_where_a_script_writes(ada: User, eve: User) -> None:
     assert ada.run(*started, "bash", "-c", script.text).code == 0
     # The file's descriptor leads to the run that has begun, whatever its name is by now.
     assert (place / "aside" / "ended.json").is_file()
+    # Nor one with the inode of the run that was examined, as theirs may be on another disk.
+    (place / "bin" / "srun").write_text("#!/bin/bash\n")
+    ada.run(*started, "bash", "-c", script.text)
+    assert secret.read_text() == "mine"
     text = job_array.script_text(
         [], {run_of(ada, "array-2"): "", RunDir(place / "run"): ""}
     )

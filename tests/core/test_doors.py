@@ -554,6 +554,16 @@ def test_an_owner_that_is_believed_is_asked_of_one_module() -> None:
     assert not elsewhere
 
 
+def test_names_that_other_users_give_are_read_by_two_functions() -> None:
+    """Those of processes and of mounted folders are of any bytes."""
+    readers = set()
+    for path in _ROOT.rglob("*.py"):
+        if re.search(r"/proc/(\{pid|self/mount)", path.read_text(encoding="utf-8")):
+            readers.add(str(path.relative_to(_ROOT)))
+    # A script of bash, in `core.ownership`, passes over lines that are none.
+    assert readers == {"core/mounts.py", "core/ownership.py", "core/process.py"}
+
+
 def _owners_as_shown(function: ast.FunctionDef) -> Iterator[int]:
     """The lines of a function that take an owner out of what Python's own calls return."""
     names = {}

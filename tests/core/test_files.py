@@ -160,7 +160,7 @@ OWN_FILES = {
     "core/below.py": "what it has opened without waiting, and found regular",
     "core/files.py": "the functions themselves",
     "core/trusted.py": "what nobody else can have written",
-    "core/filesystem.py": "/proc",
+    "core/mounts.py": "/proc",
     "core/ownership.py": "/proc",
     "core/process.py": "/proc",
     "core/fingerprint.py": "slurmft's own modules",

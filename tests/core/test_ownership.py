@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from slurmft.core import ownership
+from slurmft.core import filesystem, mounts, ownership
 from tests.support import lockfs
 
 MOUNTS = """\
 22 27 0:20 / /proc rw - proc proc rw
+40 27 0:39 / /home/eve/a\rb\x0c\x85\x1e\u2028\udcff rw,nosuid - fuse.sshfs x:/ rw,user_id=1003
 41 27 0:40 / /home/eve/a\\040-\\040b rw,nosuid master:1 - fuse.sshfs x:/ rw,user_id=1002
 42 27 0:41 / /sys/fs/fuse/connections rw - fusectl user_id=3 rw
 43 27 0:42 / /mnt rw - fuse a\\040b rw,user_id=0,group_id=0,allow_other
@@ -22,14 +23,23 @@ MOUNTS = """\
 
 @pytest.mark.parametrize(
     ("device", "server"),
-    [((0, 40), 1002), ((0, 42), 0), ((0, 20), None), ((0, 41), None)],
+    [((0, 39), 1003), ((0, 40), 1002), ((0, 42), 0), ((0, 20), None), ((0, 41), None)],
 )
 def test_who_has_mounted_a_file_system(
-    device: tuple[int, int], server: int | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    device: tuple[int, int],
+    server: int | None,
 ) -> None:
-    assert ownership.server_of(MOUNTS, os.makedev(*device)) == server
+    """Also where a user has given odd names to the places of theirs."""
+    table = tmp_path / "mountinfo"
+    table.write_bytes(MOUNTS.encode("utf-8", "surrogateescape"))
+    monkeypatch.setattr(mounts, "_TABLE", table)
+    assert len(mounts.lines()) == 6
+    assert ownership.server_of(mounts.lines(), os.makedev(*device)) == server
     with pytest.raises(KeyError):
-        ownership.server_of(MOUNTS, os.makedev(0, 99))
+        ownership.server_of(mounts.lines(), os.makedev(0, 99))
+    assert filesystem.of("/home/eve").mount == "/"
 
 
 @pytest.mark.processes
@@ -50,6 +60,10 @@ def test_what_another_user_has_mounted_is_theirs(tmp_path: Path) -> None:
             status = ownership.status(node / name, follow_symlinks=follows)
             assert status.st_uid == user
         assert ownership.status(shown.back / "file").st_uid == 0
+        is_kept = f"{ownership.IN_SHELL}; slurmft_is_kept ."
+        for folder, code in ((node, 1), (shown.back, 0)):
+            done = subprocess.run(["bash", "-c", is_kept], cwd=folder, timeout=30)
+            assert done.returncode == code
         with open(node / "file") as file:
             subprocess.run(["umount", "--lazy", node], check=True, timeout=30)
             assert ownership.status(file.fileno()).st_uid == 65534

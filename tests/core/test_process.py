@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -56,6 +57,24 @@ def test_the_end_of_what_a_child_prints_to_stderr() -> None:
         assert len(stderr.read(0.01)) == 2**16
         os.killpg(child.pid, signal.SIGKILL)
         stderr.read(30)
+
+
+@pytest.mark.parametrize("name", [b"a) R 1", b"\xff", b"\xc3", b"a\rb"])
+def test_a_process_may_have_a_name_of_any_bytes(name: bytes) -> None:
+    """Whoever's it is: those of all users are looked at."""
+    own_name = Path("/proc/self/comm")
+    before = own_name.read_bytes()
+    own_name.write_bytes(name)
+    try:
+        fields = process.stat(os.getpid())
+        state = process.kernel_text(os.getpid(), "status")
+        process._children()
+    finally:
+        own_name.write_bytes(before)
+    assert fields is not None
+    assert fields[1] == str(os.getppid())
+    assert state is not None
+    assert state.split("\n")[1].startswith("Umask:")
 
 
 @pytest.mark.parametrize("command", [["no-such-command"], ["false"]])

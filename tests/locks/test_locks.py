@@ -728,15 +728,15 @@ MOUNTS = r"""
     ],
 )
 def test_default_by_file_system(path: str, kind: str, primitive: str) -> None:
-    found = filesystem.find(MOUNTS, path)
+    found = filesystem.find(MOUNTS.split("\n"), path)
     assert found.type == kind
     assert locks.default(found) == primitive
 
 
 def test_odd_mounts() -> None:
-    odd = MOUNTS + "\n33 22 0:29 / /x\u2028y rw - nfs server:/z rw\n"
+    odd = [*MOUNTS.split("\n"), "33 22 0:29 / /x\u2028y rw - nfs server:/z rw"]
     assert filesystem.find(odd, "/x\u2028y/z").type == "nfs"
-    nothing_over_it = "31 30 0:27 / /home rw - gpfs fs1 rw\n"  # the root of a chroot
+    nothing_over_it = ["31 30 0:27 / /home rw - gpfs fs1 rw"]  # the root of a chroot
     assert locks.default(filesystem.find(nothing_over_it, "/usr")) == "lockf"
 
 

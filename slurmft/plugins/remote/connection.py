@@ -11,10 +11,10 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from slurmft.core import process
+from slurmft.core import descent, ownership, process
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.text import in_bytes
-from slurmft.core.trusted import Door, NotOwnError, for_children
+from slurmft.core.trusted import MARK, Door, NotOwnError, for_children
 from slurmft.plugins.remote.clusters import Cluster, word
 
 SOCKETS = Door(
@@ -47,37 +47,63 @@ _REFUSED = "error: "
 _FETCH = "fetch from"
 _OTHER_FOLDER = "name another folder in clusters.toml, or have that one removed"
 
-_OTHERS_BY_NOW = "echo 'error: the folder belongs to another user by now' >&2"
-IS_ENTERED_OWN = f"{{ [ -O . ] || {{ {_OTHERS_BY_NOW}; false; }}; }}"
-"""A shell command that fails where the present folder is another user's."""
+# Commands of bash, each one line: the login shell there may be another, and has to pass them on.
+# The folder that they ask of is the present one: what has its name by now does not count.
+_FUNCTIONS = (
+    ownership.IN_SHELL,
+    # Who can write a folder above, or has made it, can give its name to another of this user's,
+    # which they may have filled.
+    "slurmft_can_be_renamed() { local above mode owner; above=$(pwd -P); "
+    'until [ "$above" = / ]; do above=$(dirname -- "$above"); '
+    "read -r mode owner < <(stat -c '%a %u' -- \"$above\"); "
+    "(((8#$mode & 8#22 && !(8#$mode & 8#1000)) || (owner && owner != EUID))) && return; "
+    "done; return 1; }",
+    "slurmft_is_closed() { ((!(8#$(stat -c %a .) & 8#77))); }",
+    f'slurmft_is_marked() {{ [ "$(stat -c %i .)" = "$(cat {MARK} 2>/dev/null)" ]; }}',
+    # But for what file servers show in each.
+    'slurmft_is_new() { [ -z "$(ls -A -I .snapshot -I .snapshots -I .zfs)" ]; }',
+    # What lies in a closed folder nobody else can write, whatever lists it takes over.
+    "slurmft_is_own() { [ -O . ] && slurmft_is_kept . && "
+    'if [ "$1" ]; then slurmft_is_closed && slurmft_is_new; '
+    "elif slurmft_can_be_renamed; then slurmft_is_closed && slurmft_is_marked; "
+    "else chmod go-rwx .; fi; }",
+    'slurmft_enter() { local is_new=; mkdir -p -- "$(dirname -- "$1")" || return; '
+    'mkdir -m 700 -- "$1" 2>/dev/null && is_new=1; '
+    '[ ! -L "$1" ] && CDPATH= cd -P -- "$1" 2>/dev/null && slurmft_is_own "$is_new" || return; '
+    '[ ! "$is_new" ] || ! slurmft_can_be_renamed || '
+    f"stat -c %i . > {MARK}; }}",
+)
+
+
+def entering_own(folder: str) -> str:
+    """Returns commands of bash that enter a folder, and make it where it is absent; they fail where
+    slurmft may not have made it for this user alone: others can guess its name."""
+    problem = f"{folder} is another user's, or a link, or others may have put it there"
+    text = shlex.quote(f"{_REFUSED}{problem}\nhint: {_OTHER_FOLDER}")
+    functions = "; ".join(_FUNCTIONS)
+    return f"{functions}; slurmft_enter {word(folder)} || {{ echo {text} >&2; false; }}"
+
+
+def entered_own() -> str:
+    """Returns commands of bash that fail where the present folder is another user's."""
+    text = f"{_REFUSED}the folder belongs to another user by now"
+    return _checked("[ -O . ] && slurmft_is_kept .", text)
 
 
 ANY_FOLDER = "true"
-"""The same, of a folder that may be anybody's."""
+"""Succeeds in a folder that may be anybody's."""
 
 
-def is_entered(inode: int) -> str:
-    """Returns a shell command that fails where the present folder is another than the one with this
-    inode."""
-    text = shlex.quote(f"{_REFUSED}another folder has the name by now")
-    return f'{{ [ "$(stat -c %i .)" = {inode} ] || {{ echo {text} >&2; false; }}; }}'
+def entered(inode: int) -> str:
+    """Returns commands of bash that fail where the present folder is another than the one with this
+    inode, of this user or root."""
+    text = f"{_REFUSED}another folder has the name by now{descent.OR_INODE}"
+    return _checked(f"slurmft_is_same . {inode}", text)
 
 
-def own_folders(*folders: str) -> str:
-    """Returns a shell command that makes folders, as far as they are absent, and fails where one is
-    not this user's alone to write: its name could be guessed by another who can write above."""
-    commands = []
-    for folder in folders:
-        path = word(folder)
-        problem = f"{folder} is another user's, or a link"
-        text = shlex.quote(f"{_REFUSED}{problem}\nhint: {_OTHER_FOLDER}")
-        is_own = f"[ -O {path} ] && [ ! -L {path} ] && chmod go-w {path}"
-        # By a default list of the folder above, others could write what is sent there.
-        is_own += f" && {{ setfacl -k {path} 2>/dev/null; true; }}"
-        commands.append(
-            f"mkdir -p {path} && {{ {is_own} || {{ echo {text} >&2; false; }}; }}"
-        )
-    return " && ".join(commands)
+def _checked(condition: str, problem: str) -> str:
+    text = shlex.quote(problem)
+    return f"{ownership.IN_SHELL}; {condition} || {{ echo {text} >&2; false; }}"
 
 
 def was_cut(done: "subprocess.CompletedProcess[str]") -> bool:
@@ -196,9 +222,9 @@ class Connection:
             SlurmftError: the connection was cut, or a file cannot be read or written.
         """
         options = ["-r", "--from0", "--files-from=-", "--delete-missing-args"]
-        # rsync starts its other end by a shell command, which can make the folder first.
-        options.append(_starting_after(own_folders(folder)))
-        target = f"{self.cluster.host}:{_from_home(folder)}/"
+        # rsync starts its other end by a shell command, which can make and enter the folder first.
+        options.append(_starting_after(entering_own(folder)))
+        target = f"{self.cluster.host}:./"
         names_with_zeros = "\0".join(names)  # --from0: a name may have a line break
         if copy_links:
             options.append("--copy-links")
@@ -211,7 +237,7 @@ class Connection:
         path: str,
         into: Path,
         *options: str,
-        check: str = IS_ENTERED_OWN,
+        check: str = "",
         names: Iterable[str] | None = None,
     ) -> None:
         """Fetches a folder's regular files and folders from there into a folder here. Links,
@@ -219,8 +245,9 @@ class Connection:
 
         Args:
             into: it may lead through a descriptor of this process.
-            check: a shell command that fails where the folder there, once it is entered, is not the
-                one that is meant: where others can rename, theirs may have the name by now.
+            check: commands of bash that fail where the folder there, once it is entered, is not the
+                one that is meant: where others can rename, theirs may have the name by now. "":
+                any of this user's is.
             names: paths of files below the folder; None: it comes whole.
 
         Raises:
@@ -228,7 +255,7 @@ class Connection:
         """
         into.mkdir(parents=True, exist_ok=True)
         # Not -a, of which -rts is what is left: without --perms no special bits come, either.
-        command = ["-rts", *options, _from(path, check)]
+        command = ["-rts", *options, _from(path, check or entered_own())]
         names_with_zeros = ""
         if names is not None:
             command += ["--from0", "--files-from=-"]
@@ -256,7 +283,7 @@ class Connection:
             return
         into.parent.mkdir(parents=True, exist_ok=True)
         source = f"{self.cluster.host}:./{_without_wildcards(into.name)}"
-        arguments = ["-ts", _from(folder, IS_ENTERED_OWN), source, str(into)]
+        arguments = ["-ts", _from(folder, entered_own()), source, str(into)]
         self._rsync(arguments, _FETCH)
 
     def _rsync(self, arguments: Sequence[str], action: str, names: str = "") -> None:
@@ -347,7 +374,7 @@ class Connection:
 def _starting_after(script: str) -> str:
     """Returns rsync's option by which its other end starts once a shell script has succeeded."""
     # The login shell there may be no bash, and has to pass the words of rsync on.
-    script += ' && exec rsync "$@"'
+    script = f'{{ {script}; }} && exec rsync "$@"'
     return f"--rsync-path=bash -c {shlex.quote(script)} bash"
 
 
@@ -355,12 +382,7 @@ def _from(path: str, check: str) -> str:
     """Returns rsync's option by which its other end starts in a folder; see `Connection.fetch`."""
     text = shlex.quote(f"{_REFUSED}cannot enter {path}")
     enter = f"CDPATH= cd {word(path)} || {{ echo {text} >&2; false; }}"
-    return _starting_after(f"{{ {enter}; }} && {check}")
-
-
-def _from_home(folder: str) -> str:
-    """Returns a folder as rsync takes it: relative paths are from the home folder."""
-    return folder.removeprefix("~/")
+    return _starting_after(f"{{ {enter}; }} && {{ {check}; }}")
 
 
 def _without_wildcards(path: str) -> str:

@@ -33,9 +33,8 @@ from slurmft.core.site import OPTIONS_OF_ON
 from slurmft.core.text import screen_width, shown
 from slurmft.plugins.remote.clusters import Cluster, clusters_file, named, word
 from slurmft.plugins.remote.connection import (
-    IS_ENTERED_OWN,
     Connection,
-    own_folders,
+    entering_own,
     was_cut,
 )
 from slurmft.programs import snapshot
@@ -466,9 +465,6 @@ class Forwarded:
     def _script(self, facts: dict[str, Any]) -> str:
         """Returns the script that a shell there runs; `facts` are those of the request."""
         runs_dir = f"{self.cluster.folder}/runs"
-        folders = [self.project]
-        if self.fetched:
-            folders.append(self.fetched[0])
         # The shell makes folders from the home folder; slurmft runs in the project.
         if not runs_dir.startswith(("/", "~")):
             runs_dir = f"~/{runs_dir}"
@@ -479,12 +475,15 @@ class Forwarded:
         # Answers of several clusters are captured: there is no terminal to ask there.
         if Elsewhere.SEVERAL in self.behaviour and sys.stdout.isatty():
             variables["COLUMNS"] = str(screen_width())
-        folder = word(self.folder)
+        lines = []
+        if self.fetched:
+            lines.append(f"( {entering_own(self.fetched[0])} ) || exit 2")
         # Who shares the folder of runs may have made it.
-        shared = f"mkdir -p {folder} {word(runs_dir)}"
+        lines.append(f"mkdir -p {word(runs_dir)} || exit 2")
         # Again: where others can rename, theirs may have the name by then.
-        enter = f"CDPATH= cd {folder} && {IS_ENTERED_OWN}"
-        lines = [f"{own_folders(*folders)} && {shared} && {enter} || exit 2"]
+        lines.append(f"{{ {entering_own(self.project)}; }} || exit 2")
+        below = shlex.quote(os.path.relpath(self.folder, self.project))
+        lines.append(f"mkdir -p -- {below} && CDPATH= cd -- {below} || exit 2")
         for name, text in variables.items():
             value = shlex.quote(text)
             lines.append(f"export {name}={value}")

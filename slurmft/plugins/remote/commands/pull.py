@@ -34,7 +34,7 @@ from slurmft.core.run_files import FINAL_STATES, Transition
 from slurmft.core.text import counted, in_bytes
 from slurmft.core.trusted import MARK, Door
 from slurmft.plugins.remote.clusters import named, word
-from slurmft.plugins.remote.connection import ANY_FOLDER, is_entered, was_cut
+from slurmft.plugins.remote.connection import ANY_FOLDER, entered, was_cut
 from slurmft.plugins.remote.forward import Forwarded
 from slurmft.runs import origin
 from slurmft.runs.origin import Origin
@@ -287,7 +287,7 @@ def _fetch(
     # A run of others has no inode, and is believed nothing.
     check = ANY_FOLDER
     if facts.inode is not None:
-        check = is_entered(facts.inode)
+        check = entered(facts.inode)
     status.connection.fetch(came_from.path, opened, *options, check=check)
     # Again: a file system without upper and lower case may have taken another for the mark.
     origin.mark(opened, came_from)
