@@ -84,6 +84,35 @@ def opened(
         os.close(descriptor)
 
 
+def open_file(
+    path: Path, flags: int, check_above: Callable[[Path, os.stat_result], None]
+) -> int:
+    """Opens what is no folder, by the links that `opened` follows; returns its descriptor.
+
+    Args:
+        flags: of `os.open`.
+        check_above: called with each folder on the way, also those that hold a link; raises where
+            it may not be one.
+
+    Raises:
+        ForeignLinkError: another user's link leads there.
+        OSError: it is absent, a folder, or cannot be opened.
+    """
+    descent = _Descent(path)
+    try:
+        try:
+            descent.go(check_above)
+        except NotADirectoryError:
+            # In the middle of the way, there has to be a folder.
+            if not descent.is_at_end:
+                raise
+        else:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        return os.open(descent.name, flags | os.O_NOFOLLOW, dir_fd=descent.place)
+    finally:
+        os.close(descent.place)
+
+
 def examine_way(
     path: Path, check: Callable[[Path, os.stat_result], None], includes_end: bool
 ) -> None:
@@ -241,13 +270,20 @@ class _Descent:
             path = Path(below or "/")
         else:
             self.place = os.open("/", _FOLDER_PLACE)
+        self.name = ""
+        """The name, in the open folder, that was looked up last."""
         self._parts = list(reversed(path.absolute().parts[1:]))
+
+    @property
+    def is_at_end(self) -> bool:
+        return not self._parts
 
     def go(self, check_above: Callable[[Path, os.stat_result], None] | None) -> None:
         """Opens one component after the other; see `opened`."""
         links = 0
         while self._parts:
             part = self._parts.pop()
+            self.name = part
             if check_above is not None:
                 check_above(Path(self.way), ownership.status(self.place))
             try:

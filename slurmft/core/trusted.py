@@ -111,6 +111,12 @@ class Door:
         """
         # Not by `folder`, which refuses a folder that others can write, as /tmp.
         descriptor = self._opened(str(path), _FILE, None, path)
+        self._check_alone(path, descriptor)
+        return descriptor
+
+    def _check_alone(self, path: Path, descriptor: int) -> None:
+        """Raises NotOwnError, and closes a file, where others can have written it, or linked it
+        from elsewhere."""
         try:
             status = ownership.status(descriptor)
             self._check_file(path, status)
@@ -123,7 +129,6 @@ class Door:
         except BaseException:
             os.close(descriptor)
             raise
-        return descriptor
 
     # --- folders ----------------------------------------------------------------------------------
 
@@ -147,12 +152,15 @@ class Door:
             try:
                 descriptor = stack.enter_context(descent.opened(path, _check_above))
             except descent.ForeignLinkError as error:
-                raise NotOwnError(
-                    f"{_refused()}: the link {str(error.link)!r} belongs to "
-                    f"{owner(error.user)}, who can lead it elsewhere",
-                    f"give the path itself: {os.path.realpath(path)}",
-                ) from None
+                raise self._foreign(path, error) from None
             yield descriptor
+
+    def _foreign(self, path: Path, error: descent.ForeignLinkError) -> NotOwnError:
+        return NotOwnError(
+            f"{_refused()}: the link {str(error.link)!r} belongs to "
+            f"{owner(error.user)}, who can lead it elsewhere",
+            f"give the path itself: {os.path.realpath(path)}",
+        )
 
     def tree(
         self, path: Path, only: Collection[str] | None = None
@@ -211,7 +219,11 @@ class Door:
             NotOwnError, OSError: as `open_in_shared`; or others can read it.
         """
         # A link of the user's own is followed.
-        descriptor = self.open_in_shared(Path(os.path.realpath(path)))
+        try:
+            descriptor = descent.open_file(path, _FILE, _check_above)
+        except descent.ForeignLinkError as error:
+            raise self._foreign(path, error) from None
+        self._check_alone(path, descriptor)
         with open(descriptor, "rb") as file:
             mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
             if mode & 0o077:

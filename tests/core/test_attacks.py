@@ -2762,6 +2762,59 @@ def manifest_in_a_shared_folder(ada: User, eve: User) -> None:
     assert profile.read_text() == "mine"
 
 
+@attack(
+    GROUP,
+    "puts a link, a FIFO, another name of a file of yours, or a file of theirs in the place of the "
+    "file of URLs of `--notify`, or of that with the secrets of an attempt by mpirun",
+    "refused; no other file of yours is read",
+)
+def files_of_secrets(ada: User, eve: User) -> None:
+    shared = ada.write(ada.home / "urls of the group" / "x", "").parent
+    os.chown(shared, ada.uid, 21100)
+    shared.chmod(0o2775)
+    other = ada.write(ada.home / ".git-credentials", "https://ada:key@host", 0o600)
+    good = ada.write(ada.home / "urls", "json://localhost", 0o600)
+    for name, target in (("own", good), ("theirs", other)):
+        (shared / name).symlink_to(target)
+    (shared / "folder").symlink_to(other.parent)
+    for name in ("theirs", "folder"):
+        os.chown(shared / name, eve.uid, eve.uid, follow_symlinks=False)
+    os.chown(shared / "own", ada.uid, ada.uid, follow_symlinks=False)
+    os.mkfifo(shared / "fifo", 0o600)
+    os.chown(shared / "fifo", ada.uid, ada.uid)
+    linked = ada.write(ada.home / "other-urls", "json://other", 0o600)
+    os.link(linked, shared / "linked")
+    eve.write(shared / "hers", "json://elsewhere").chmod(0o644)
+    names = ["own", "theirs", f"folder/{other.name}", "fifo", "linked", "hers"]
+    secrets = run_of(ada, "by-mpirun").path / ".secrets.slurmft-0-0000"
+    secrets.symlink_to(other)
+    os.chown(secrets, eve.uid, eve.uid, follow_symlinks=False)
+    code = f"""
+from pathlib import Path
+from slurmft.core.errors import SlurmftError
+from slurmft.plugins.mpirun import rank
+from slurmft.plugins.notify import notification
+from slurmft.runs.rundir import RunDir
+for name in {names!r}:
+    try: print(notification._urls(f"file:{shared}/{{name}}"))
+    except SlurmftError as error: print(error.message)
+try: rank.secrets_of(RunDir(Path({str(secrets.parent)!r})))
+except SlurmftError as error: print(error.message)
+"""
+    lines = ada.python(code).splitlines()
+    words = (
+        "['json://localhost']",
+        f"the link '{shared}/theirs' belongs to eve",
+        f"the link '{shared}/folder' belongs to eve",
+        "is not a regular file",
+        "has 2 names",
+        "belongs to eve",
+        "is a link",
+    )
+    for line, word in zip(lines, words, strict=True):
+        assert word in line
+
+
 # --- staged environments --------------------------------------------------------------------------
 
 
