@@ -72,6 +72,7 @@ def test_living_with_runs(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     fake_slurm.run(["scontrol", "requeue", job])
     until(
         lambda: list_runs(fake_slurm, tmp_path)[runs.path.name]["requeues"] == 1,
+        lambda: fake_slurm.run(["scontrol", "show", "job", job]).stdout,
         every_s=1,
     )
     # its first start may still be stopping
