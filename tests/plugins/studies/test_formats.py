@@ -18,7 +18,7 @@ from slurmft.plugins.studies.report.formats import (
     as_text,
     numbered,
 )
-from slurmft.plugins.studies.report.measures import Row, RunSet
+from slurmft.plugins.studies.report.measures import Row, RunSet, label
 from slurmft.plugins.studies.report.tables import time_tables
 from slurmft.plugins.studies.table import Table, cell_columns, column
 from slurmft.runs.time_use import Part
@@ -113,6 +113,11 @@ def test_rows_have_numbers_where_their_settings_fill_the_line() -> None:
         "row 1: task focal, gamma 1 - row 2: task other - a note"
     )
     assert "- rows are numbered\n  as above\n- a note" in texts[1]
+
+
+def test_label_of_a_row_has_no_settings_that_are_not_set() -> None:
+    row: Any = SimpleNamespace(cell={"task": "focal", "preset": None})
+    assert label(row, ["task", "preset"]) == "task focal"
 
 
 def test_an_unknown_share_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:

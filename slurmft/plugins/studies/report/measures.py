@@ -661,7 +661,10 @@ def label(row: Row, fields: Sequence[str]) -> str:
     parts = []
     for name in in_order(fields):
         setting = name.replace("_", " ")
-        parts.append(f"{setting} {setting_text(row.cell.get(name))}")
+        value = row.cell.get(name)
+        # A run of one task has no settings of another.
+        if value is not None:
+            parts.append(f"{setting} {setting_text(value)}")
     return ", ".join(parts) or "all"  # a set of a single cell has no fields
 
 

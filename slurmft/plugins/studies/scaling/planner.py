@@ -2,12 +2,13 @@
 
 import dataclasses
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict
 
 from slurmft.core.errors import UsageError, unknown
-from slurmft.core.text import aligned
+from slurmft.core.text import aligned, some
 from slurmft.plugins.studies.scaling import model
 from slurmft.plugins.studies.scaling.model import (
     MAX_DEVICES,
@@ -116,13 +117,8 @@ def choose_series(series: dict[str, Series], name: str | None) -> Series:
     if name is not None and name not in series:
         raise unknown("--series", name, list(series))
     if name is None and len(series) > 1:
-        typed_names = []
-        for series_name in series:
-            # In quotes where a shell would split the name.
-            if " " in series_name:
-                series_name = repr(series_name)
-            typed_names.append(series_name)
-        names = ", ".join(typed_names)
+        # In quotes where a shell would split the name.
+        names = some([shlex.quote(series_name) for series_name in series])
         raise UsageError(
             f"the sources hold {len(series)} kinds of runs, and a plan is for one",
             f"choose one with --series: {names}",

@@ -11,6 +11,7 @@ from slurmft.core.errors import UsageError
 from slurmft.core.run_records import Epoch
 from slurmft.plugins.studies.cells import COST_FIELDS
 from slurmft.plugins.studies.scaling.model import Row, Workload
+from slurmft.plugins.studies.table import setting_text
 from slurmft.runs import scan
 from slurmft.runs.scan import MeasuredRun
 
@@ -97,8 +98,8 @@ def _by_settings(
         texts = []
         for field in names:
             # With the field: a value alone may be one of another field in another series.
-            if values[field] is not None and field != "task":
-                texts.append(f"{field}={values[field]}")
+            if values[field] not in (None, [], ()) and field != "task":
+                texts.append(f"{field}={setting_text(values[field])}")
         members = groups.setdefault(" ".join([str(values["task"]), *texts]), [])
         members.append(run_with_row)
     return groups
