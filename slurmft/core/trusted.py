@@ -352,8 +352,9 @@ def _make_place(path: Path, share_with_group: bool) -> bool:
     make_folder(aside, share_with_group)
     descriptor = os.open(aside, _FOLDER)
     try:
-        # Others may have put another folder there.
-        if not descent.is_new(descriptor):
+        # Others may have put another folder there, theirs or one of this user's.
+        is_own = ownership.status(descriptor).st_uid == os.geteuid()
+        if not is_own or not descent.is_new(descriptor):
             return False
         mark = os.open(MARK, _NEW_FILE, 0o600, dir_fd=descriptor)
         with open(mark, "w", encoding="utf-8") as file:

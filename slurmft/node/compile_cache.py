@@ -1,9 +1,9 @@
 """The cache of what torch compiles: a folder in which nobody else can have put code."""
 
-import contextlib
 import getpass
 import os
 import re
+import secrets
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,9 +34,12 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
         user = f"uid_{os.getuid()}"
     name = re.sub(r'[\\/:*?"<>|]', "_", user)
     usual = Path(tempfile.gettempdir(), f"torchinductor_{name}")
-    with contextlib.suppress(OSError):  # no room: torch says so where it compiles
+    try:
         folder = COMPILED.place(usual, denied=0o022)
         # Folders in it may be open to others by the umask under which they were made.
         folder.chmod(0o700)
-        return {VARIABLE: str(folder)}
-    return {}
+    except OSError:
+        # There is no room now, which others may have filled; torch would take whoever's folder has
+        # its usual name. It makes one where it compiles, and nobody knows this name before.
+        folder = usual.with_name(f"{usual.name}-{secrets.token_hex(8)}")
+    return {VARIABLE: str(folder)}

@@ -2623,7 +2623,7 @@ def checkpoint_with_a_list(ada: User, eve: User) -> None:
 
 @attack(
     ANYBODY,
-    "makes /tmp/torchinductor_USER first, with compiled code for your ranks",
+    "makes /tmp/torchinductor_USER first, with compiled code for your ranks, and fills /tmp",
     "not used: ranks get a folder of yours",
 )
 def cache_of_compiled_code(ada: User, eve: User) -> None:
@@ -2641,6 +2641,16 @@ def cache_of_compiled_code(ada: User, eve: User) -> None:
     assert first == second != str(planted)
     status = Path(first).stat()
     assert (status.st_uid, stat.S_IMODE(status.st_mode)) == (ada.uid, 0o700)
+    # Nor where they have filled /tmp, too, for the time that it takes.
+    full = (
+        "import errno; from slurmft.core import trusted\n"
+        "def make_folder(*_): raise OSError(errno.ENOSPC, 'full')\n"
+        "trusted.make_folder = make_folder\n"
+    )
+    Path(first).rename(top / "away")
+    for each in ada.python(full + code, TMPDIR=str(top)).splitlines():
+        assert Path(each).parent == top
+        assert each != str(planted)
 
 
 @attack(
@@ -2886,6 +2896,20 @@ def packed_in_another_folder(ada: User, eve: User) -> None:
     *facts, refusal, _ = ada.python(code).splitlines()
     assert facts == ["True True", "True"]
     assert "slurmft has not made this folder" in refusal
+    # Nor an empty one of theirs, in the place of the one that is being made.
+    eve.write(runs / "theirs" / "x", "").unlink()
+    (runs / "theirs").chmod(0o777)
+    code = (
+        "from pathlib import Path; from slurmft.core import trusted\n"
+        "from slurmft.plugins.stage_env.unpack import ARCHIVE\n"
+        "make_folder = trusted.make_folder\n"
+        "def swap(path, share):\n"
+        "    make_folder(path, share); theirs = path.with_name('theirs')\n"
+        "    if theirs.exists(): path.rename(path.with_name('away')); theirs.rename(path)\n"
+        "trusted.make_folder = swap\n"
+        f"print(ARCHIVE.place(Path({str(runs / 'again')!r})).stat().st_uid)\n"
+    )
+    assert ada.python(code) == f"{ada.uid}\n"
 
 
 @attack(
