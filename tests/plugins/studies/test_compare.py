@@ -190,6 +190,16 @@ def test_repeats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["notes"] == ["the runs of A and B were interleaved"]
 
 
+def test_single_runs_of_one_submission_are_not_interleaved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A study submits all its runs in one second; they run one after the other."""
+    for side in ("a", "b"):
+        write_run(tmp_path / side, submission={"time": "2026-11-21T10:00:00+00:00"})
+    out = compared(capsys, tmp_path / "a", tmp_path / "b")
+    assert "not interleaved: all of A ran before B" in " ".join(out.split())
+
+
 def test_requests_that_cannot_be_right(tmp_path: Path) -> None:
     write_run(tmp_path / "good")
     write_run(tmp_path / "failed" / "r", state="failed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -49,8 +50,18 @@ def test_small_run_beside_a_published_one(tmp_path: Path) -> None:
         "batching packed (padded)",
         "processes a node 2 (1)",
         "batch size 8 (32)",
+        "precision bf16 (fp32)",
     ):
         assert text in departures
+
+
+@pytest.mark.processes
+def test_speedup_over_another_number_of_nodes_is_not_compared(tmp_path: Path) -> None:
+    """Ours on two nodes is 1 where nothing was measured on one; 1.7 is published over one."""
+    write_run(tmp_path / "two", recipe="icelake-mrpc", nodes=2, nproc_per_node=1)
+    text = report(tmp_path, "--published", PUBLISHED / "icelake_glue.json")
+    assert "none of our runs has the published base, nodes 1" in " ".join(text.split())
+    assert re.search(r"^mrpc +2 +279 +\S+ +1\.7 +n/a$", text, re.MULTILINE)
 
 
 @pytest.mark.processes

@@ -422,6 +422,7 @@ def test_published_beside_ours(tmp_path: Path) -> None:
     assert len(found) == 8
     text = report(tmp_path, "--published", PUBLISHED / "mn4_emotion.json")
     assert "doubt: accuracy collapses" in text
+    assert "no speedup of ours" not in text
     departures = " ".join(text.split()).partition("not as published: ")[2]
     for words in ("epochs 2 (5)", "precision fp32 (fp16)", "batching packed (dynamic)"):
         assert words in departures

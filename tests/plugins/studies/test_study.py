@@ -560,6 +560,19 @@ def test_status_as_json(fake: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> 
         assert "step 4/9" in capsys.readouterr().out
 
 
+def test_begun_study_goes_before_the_one_that_comes_along(
+    fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A copy of a shipped study with one repeat is not read as the shipped one, of two."""
+    Path("s.toml").write_text(FILE.replace('name = "s"', 'name = "lab-train"'))
+    run()
+    capsys.readouterr()
+    assert study.main(["status", "lab-train"]) == 0
+    out = capsys.readouterr().out
+    assert "Two shapes" in out
+    assert "missing" not in out.splitlines()[-2]
+
+
 def test_what_to_type_next(
     fake: FakeSlurm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

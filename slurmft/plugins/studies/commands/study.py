@@ -61,9 +61,10 @@ from slurmft.cluster.slurm import job_array
 from slurmft.cluster.slurm import launcher as slurm
 from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.cluster.status import RunStatus
-from slurmft.core import interruption, shipped
+from slurmft.core import interruption
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit, UsageError
+from slurmft.core.filesystem import absolute
 from slurmft.core.options import options
 from slurmft.core.run_files import Provenance
 from slurmft.core.text import counted, duration, shown, with_reason
@@ -116,9 +117,9 @@ def _parser(part: str, main: Callable[[list[str]], int]) -> Parser:
 def _read_study(arguments: argparse.Namespace, is_acted_on: bool) -> tuple[Study, Path]:
     source = arguments.study
     in_studies = Path(arguments.studies_dir, source)
-    # By its name alone, as it stands in tables and in `studies/`.
-    is_file_of_study = shipped.find("studies", source).exists()
-    if not is_file_of_study and (in_studies / spec.FILE).is_file():
+    # By its name alone, as it stands in tables and in `studies/`: what was begun there goes before
+    # the study of that name that comes along, whose cells and repeats may be others.
+    if not absolute(source).exists() and (in_studies / spec.FILE).is_file():
         source = in_studies
     study = spec.read_study(source, is_acted_on=is_acted_on)
     return study, study_folder.folder_of(study, arguments.studies_dir)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from slurmft.plugins.studies.report.provenance import of_ranks, readers
 from slurmft.plugins.studies.stats import Array
 from slurmft.plugins.studies.table import setting_text
 from slurmft.runs import resolve, scan
+from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
 
 _LEAST_REPEATS = 3
@@ -57,9 +59,14 @@ class Side:
         return float(np.mean([run.test_samples for run in self.runs]))
 
     @property
-    def times(self) -> list[str]:
-        """When the runs were submitted; empty texts where that is unknown."""
-        return [run.submission.time for run in self.runs]
+    def times_s(self) -> list[float]:
+        """When the runs began (Unix seconds; 0: unknown): a study submits all its runs at once."""
+        times_s = []
+        for run in self.runs:
+            history = RunDir(run.path).history()
+            began = (each.time for each in history if each.state == "running")
+            times_s.append(next(began, 0.0))
+        return times_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,21 +362,25 @@ def _notes(a: Side, b: Side) -> Iterator[str]:
 
 def _order_note(a: Side, b: Side) -> str:
     """Says whether the sides were interleaved: a machine changes over time."""
-    if not all((*a.times, *b.times)):
+    a_s, b_s = a.times_s, b.times_s
+    if not all((*a_s, *b_s)):
         return "the times of the runs are unknown"
-    # Times are ISO 8601 in UTC: as texts they sort as they follow each other.
-    if max(a.times) < min(b.times):
+    if max(a_s) < min(b_s):
         first, last = a, b
-    elif max(b.times) < min(a.times):
+    elif max(b_s) < min(a_s):
         first, last = b, a
     else:
         return "the runs of A and B were interleaved"
-    since_a = a.times[0][:16]  # to the minute
-    since_b = b.times[0][:16]
+    since_a = _minute(a_s[0])
+    since_b = _minute(b_s[0])
     return (
         f"not interleaved: all of {first.name} ran before {last.name} "
         f"({a.name} {since_a}, {b.name} {since_b}); the machine may have changed"
     )
+
+
+def _minute(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M")
 
 
 # --- whether it is noise --------------------------------------------------------------------------

@@ -34,6 +34,9 @@ def _published_names() -> dict[str, str]:
 
 _FIELDS = _published_names()
 
+_SIZES = ("gpus", "devices", "nodes")
+"""Published columns that speedups are over."""
+
 _MEASURES = {
     "time_s": "train_s",
     "accuracy": "metric",
@@ -237,10 +240,48 @@ def _columns_of(
     theirs = replace(theirs, label=f"{quantity} published")
     medians = []
     for pair in pairs:
-        medians.append(pair.ours.median(measure) if pair.ours else None)
+        medians.append(_median(pair, measure, published))
     decimals = _decimals(measure, medians)
     ours = column(f"{name}_ours", medians, decimals, label=f"{quantity} ours")
     return [theirs, ours]
+
+
+def _median(pair: Match, measure: str, published: PublishedTable) -> float | None:
+    """Returns a measure of our row, as far as it compares with the published one."""
+    if pair.ours is None:
+        return None
+    if measure in SCALED and _has_another_base(pair.ours, published):
+        return None
+    return pair.ours.median(measure)
+
+
+def _has_another_base(row: Row, published: PublishedTable) -> bool:
+    """Returns whether the speedup of a row is over another number of nodes or devices than the
+    published ones, as where the run on one node is still missing."""
+    size = _size_column(published)
+    if row.baseline is None or size is None:
+        return False
+    return bool(key_of(row.baseline, size) != _base_size(published, size))
+
+
+def _size_column(published: PublishedTable) -> str | None:
+    """Returns the column that the speedups of a published table are over; None where it has no
+    speedup, or no such column."""
+    if not any(_MEASURES.get(name) in SCALED for name in published.columns):
+        return None
+    for name in _SIZES:
+        if name in published.columns:
+            return name
+    return None
+
+
+def _base_size(published: PublishedTable, name: str) -> Any:
+    """Returns the number of nodes or devices over which published speedups are: that of a row with
+    the speedup 1; where the table has none of these, one."""
+    for row in published.rows:
+        if row.get("speedup") == 1:
+            return row[name]
+    return 1
 
 
 def _decimals(measure: str, medians: Sequence[float | None]) -> int:
@@ -263,6 +304,10 @@ def _notes(
     for theirs in ("accuracy", "f1"):
         if theirs in published.columns and name != theirs:
             yield f"our {name} is compared with the published {theirs}"
+    size = _size_column(published)
+    if size and any(_has_another_base(row, published) for row in rows):
+        base = f"{with_unit(size)} {_base_size(published, size)}"
+        yield f"no speedup of ours: none of our runs has the published base, {base}"
     comparable = {*keys_of(published), *measured_of(published)}
     for other in published.columns:
         if other not in comparable:
