@@ -193,6 +193,9 @@ def as_csv(table: Table) -> str:
 # Spreadsheets take a text that begins so for a formula, which may start a program: see OWASP, "CSV
 # Injection". Spaces before it, and the wide forms of these characters, are passed over by some.
 _FORMULA = re.compile(r"[\t\n]|\s*[=+@\uff1d\uff0b\uff0d\uff20-]")
+# Where commas are in numbers, as in Germany, a cell ends at a semicolon; and a quote within it
+# holds no line together.
+_FORMULA_WITHIN = re.compile(r"(?<=[;\t\n])(?=\s*[=+@\uff1d\uff0b\uff0d\uff20-])")
 _HARMLESS = re.compile(r"[+-]{0,2}[\w.+-]*")
 """A number, or a flag such as --lr: a formula of these calls nothing."""
 
@@ -204,8 +207,8 @@ def _harmless(value: Any) -> Any:
     # csv does not quote a carriage return, and a spreadsheet begins a row behind it.
     value = value.replace("\r\n", "\n").replace("\r", "\n")
     if _FORMULA.match(value):
-        return f"'{value}"
-    return value
+        value = f"'{value}"
+    return _FORMULA_WITHIN.sub("'", value)
 
 
 def as_list(title: str, lines: Sequence[str], form: str, width: int = WIDTH) -> str:
