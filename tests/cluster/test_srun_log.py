@@ -62,6 +62,20 @@ def test_the_first_that_ended_is_the_cause(
     assert srun_log.cause_of(tmp_path / "absent", 2) == ""
 
 
+def test_srun_that_was_killed_itself(tmp_path: Path) -> None:
+    log = srun_log.path(tmp_path, "7")
+    log.write_text(f"attempt 1\n{KILLED}attempt 2\nsrun: warning: slow\n")
+    cause = srun_log.own_end(log, 2, 137)
+    assert "was killed by SIGKILL" in cause
+    # Nobody has said so: the next start would take less.
+    assert not srun_log.is_out_of_memory(cause)
+    assert srun_log.own_end(log, 2, 143) == ""
+    # Of what it said, or whether it could, nothing else follows.
+    assert srun_log.own_end(log, 1, 137) == ""
+    assert srun_log.own_end(log, 3, 137) == ""
+    assert srun_log.own_end(tmp_path / "absent", 2, 137) == ""
+
+
 @pytest.mark.parametrize(
     ("messages", "tasks"),
     [

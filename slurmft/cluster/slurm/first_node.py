@@ -412,8 +412,10 @@ def end_attempt(run: RunDir, code: int) -> int:
     srun_says = srun_log.path(run.submitit, job_id)
     job_log = run.submitit / f"{job_id}_0_log.err"
     # Slurm's own word on memory says more than the signal that srun saw.
-    killed_by = srun_log.over_limit(job_log) or srun_log.cause_of(
-        srun_says, current_attempt()
+    killed_by = (
+        srun_log.over_limit(job_log)
+        or srun_log.cause_of(srun_says, current_attempt())
+        or srun_log.own_end(srun_says, current_attempt(), code)
     )
     # The first task that ended was killed: it has recorded nothing that could come late.
     if not killed_by:

@@ -42,15 +42,34 @@ def path(submitit: Path, job: str) -> Path:
 
 def messages_of(log: Path, attempt: int) -> str:
     """Returns the messages of srun in an attempt; "" where there are none."""
+    return _messages(log, attempt) or ""
+
+
+def _messages(log: Path, attempt: int) -> str | None:
+    """Returns the messages of srun in an attempt; None where it cannot have written any."""
     try:
         text = read_text(log)[-_MOST_CHARACTERS:]
     except (OSError, UnicodeDecodeError):
-        return ""
+        return None
     # The script writes the attempt's number before them.
     _, head, messages = text.rpartition(f"attempt {attempt}\n")
     if not head:
-        return ""
+        return None
     return messages
+
+
+def own_end(log: Path, attempt: int, code: int) -> str:
+    """Returns that srun itself was killed, of which it can say nothing; "" where it was not.
+
+    Args:
+        code: its exit code, also that of a task which was killed: srun says so of each.
+    """
+    if code != 128 + signal.SIGKILL:
+        return ""
+    messages = _messages(log, attempt)
+    if messages is None or _TASK.search(messages):
+        return ""
+    return "srun, which starts the tasks, was killed by SIGKILL on the first node"
 
 
 def tasks_out_of_memory(log: Path, attempt: int) -> set[int]:
