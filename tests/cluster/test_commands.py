@@ -545,6 +545,20 @@ def test_sbatch_refuses_what_no_node_has(path: Path, words: str, look: str) -> N
     assert str(caught.value.hint).endswith(look or "up)")
 
 
+@pytest.mark.parametrize(
+    ("words", "cure"),
+    [
+        ("option '--hold' doesn't allow an argument", "its name alone: --sbatch NAME"),
+        ("option '--nice' requires an argument", "--sbatch NAME=VALUE"),
+        ("unrecognized option '--holt'", "sbatch --help lists them"),
+    ],
+)
+def test_sbatch_refuses_how_an_option_is_written(words: str, cure: str) -> None:
+    error = commands.refusal(f'sbatch: {words}\nTry "sbatch --help"\n', 255)
+    assert words in error.message
+    assert str(error.hint).endswith(cure)
+
+
 @pytest.mark.processes
 def test_sbatch_refuses(path: Path) -> None:
     words = "Batch job submission failed: Invalid partition name specified"

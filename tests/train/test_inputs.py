@@ -48,6 +48,7 @@ from slurmft.train.login.sources import (
     find_split,
     localize,
     notes_of_names,
+    warn_of_near_folders,
 )
 from tests.conftest import assert_two_lines, slurmft
 from tests.support.models import write_model, write_pairs, write_splits
@@ -522,6 +523,26 @@ def test_a_file_that_is_no_data(tmp_path: Path) -> None:
             with pytest.raises(UsageError, match="is no file of rows") as caught:
                 main([*command, str(tmp_path / name)])
             assert cure in str(caught.value.hint)
+
+
+def test_name_of_the_hub_that_is_almost_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data/tickets").mkdir(parents=True)
+    for name, near in (
+        ("imdb", ""),
+        ("dta", "did you mean data?"),
+        ("data/ticket", "did you mean data/tickets?"),
+        ("data/tickets", ""),
+        ("nyu-mll/glue", ""),
+    ):
+        train = TrainConfig.resolve(task="text-classification", data=name)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            warn_of_near_folders(train)
+        assert "".join(str(each.message) for each in found).endswith(near)
+        assert bool(found) == bool(near)
 
 
 def test_folder_in_the_place_of_a_split(tmp_path: Path) -> None:

@@ -921,7 +921,9 @@ def refusal(stderr: str, exit_code: int) -> SlurmftError:
     """Returns the error for a job that sbatch refused: its output, and the cluster's partitions."""
     # sbatch says the same in two lines: what is wrong, and what it could not do.
     text = "; ".join(filter(None, error_text(stderr.splitlines())))
-    hint = offers()
+    cures = [cure for words, cure in _CURES_OF_OPTIONS.items() if words in text]
+    # No partition has to do with how an option is written.
+    hint = "; ".join(cures) or offers()
     for words, (what, field) in _LOOK_UP.items():
         if words in text:
             hint += f"; {what} of their nodes: sinfo -o '%P %D {field}'"
@@ -933,6 +935,12 @@ def refusal(stderr: str, exit_code: int) -> SlurmftError:
     )
 
 
+_CURES_OF_OPTIONS = {
+    "doesn't allow an argument": "give it by its name alone: --sbatch NAME",
+    "requires an argument": "give it with a value: --sbatch NAME=VALUE",
+    "unrecognized option": "this sbatch has no such option: sbatch --help lists them",
+}
+"""Words of getopt, by which sbatch reads its options -> what to do."""
 _LOOK_UP = {
     "generic resource": ("GPUs", "%G"),
     "Memory specification": ("MiB of memory", "%m"),

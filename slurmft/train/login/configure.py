@@ -23,6 +23,7 @@ from slurmft.train.login.sources import (
     check_packages,
     check_splits_in_cache,
     localize,
+    warn_of_near_folders,
 )
 from slurmft.train.own_task import facts
 
@@ -45,6 +46,7 @@ def configure(flags: dict[str, Any]) -> RunConfig:
     train = localize(train)
     # An image may have a cache of its own, and commands of --setup name another one.
     if job.container is None and not job.setup:
+        warn_of_near_folders(train)
         check_in_cache(train)
         check_splits_in_cache(train)
     _warn_of_early_stopping(train)

@@ -207,6 +207,26 @@ def _cache_key(folder_name: str) -> str:
     return folder_name.replace("_", "").lower()
 
 
+def warn_of_near_folders(train: TrainConfig) -> None:
+    """Warns where --data is a name of the hub, and almost that of a folder here."""
+    if train.data is None or is_local(train.data):
+        return
+    import difflib  # 3 ms: folders need it not
+
+    place = Path(train.data).parent
+    folders = []
+    with contextlib.suppress(OSError):
+        folders = [str(path) for path in place.iterdir() if path.is_dir()]
+    # Nearer than in other messages: most names of the hub are right.
+    for near in difflib.get_close_matches(train.data, folders, n=1, cutoff=0.85):
+        warnings.warn(
+            f"--data {train.data!r} is no folder here, so the job takes it from the hub; did you "
+            f"mean {near}?",
+            SlurmftWarning,
+            stacklevel=2,
+        )
+
+
 def check_splits_in_cache(train: TrainConfig) -> None:
     """Raises UsageError where a data set of the hub, as it is in the cache, lacks a split, or has
     the one that is to be made."""
