@@ -1,7 +1,10 @@
 """The pages of the documentation in the terminal: `slurmft help own-data`."""
 
+import re
 import sys
+import textwrap
 
+from slurmft.cli.parser import wrapped_command
 from slurmft.core import shipped, terminal
 from slurmft.core.errors import UsageError, nearest
 from slurmft.core.text import hanging, screen_width
@@ -47,4 +50,47 @@ def show(name: str) -> None:
     from rich.markdown import Markdown
 
     width = min(_WIDEST, screen_width())
-    Console(file=terminal.raw(sys.stdout), width=width).print(Markdown(text))
+    # There is a column on both sides of a block.
+    page = Markdown(_with_commands_in_lines(text, width - 2))
+    screen = terminal.raw(sys.stdout)
+    console = Console(file=screen, width=width)
+    with console.capture() as captured:
+        console.print(page)
+    screen.write(_without_padding(captured.get()))
+
+
+def _without_padding(text: str) -> str:
+    """Returns a formatted text without the spaces at the ends of its lines: pasted, one of them
+    behind a backslash would end the command."""
+    return re.sub(
+        r"(?: |\x1b\[[0-9;]*m)+$",
+        lambda end: end[0].replace(" ", ""),
+        text,
+        flags=re.MULTILINE,
+    )
+
+
+def _with_commands_in_lines(text: str, width: int) -> str:
+    """Returns a page whose commands fit the terminal, and can be pasted from there."""
+    lines = []
+    is_shell = False
+    for line in text.splitlines():
+        if line.startswith("```"):
+            is_shell = line == "```sh"
+        if is_shell and len(line) > width:
+            lines += _command_in_lines(line, width)
+        else:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def _command_in_lines(line: str, width: int) -> list[str]:
+    # No backslash continues a comment: it goes above its command.
+    match = re.fullmatch(r"(.*?)\s*(?<!\S)# (.*)", line)
+    if match is None:
+        return [wrapped_command(line, width)]
+    command, comment = match.groups()
+    lines = textwrap.wrap(comment, width, initial_indent="# ", subsequent_indent="# ")
+    if command:
+        lines.append(wrapped_command(command, width))
+    return lines

@@ -469,20 +469,30 @@ def _wrapped_example(line: str, width: int) -> list[str]:
     comment = ""
     if match is not None:
         command, comment = match.groups()
+    margin = " " * 6
+    comment_lines = fill(
+        comment, width, initial_indent=margin, subsequent_indent=margin
+    )
+    return [wrapped_command(command, width), *comment_lines]
+
+
+def wrapped_command(command: str, width: int) -> str:
+    """Returns a command in lines that end with backslashes: it can be pasted as it stands."""
     # A flag stays with its value, and a value in quotes in one piece.
     in_pieces = re.sub(
         r"(?<= )--[\w-]+ (?!-)|\"[^\"]*\"|'[^']*'",
         lambda piece: piece[0].replace(" ", NO_BREAK),
         command,
     )
-    pieces = fill(in_pieces, width - 2, subsequent_indent=f"{indent}    ")
-    lines = [piece.replace(NO_BREAK, " ") for piece in pieces]
-    margin = " " * 6
-    comment_lines = fill(
-        comment, width, initial_indent=margin, subsequent_indent=margin
+    indent = command[: len(command) - len(command.lstrip())]
+    pieces = textwrap.wrap(
+        in_pieces,
+        width - 2,
+        subsequent_indent=f"{indent}    ",
+        break_long_words=False,
+        break_on_hyphens=False,
     )
-    # With backslashes it can be pasted as it stands.
-    return [" \\\n".join(lines), *comment_lines]
+    return " \\\n".join(pieces).replace(NO_BREAK, " ")
 
 
 def first_clause(text: str) -> str:

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,34 @@ def texts_of(path: Path) -> list[str]:
         if isinstance(node.value, str):
             texts.append(node.value)
     return texts
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_commands_of_pages_can_be_pasted(columns: int) -> None:
+    """A line that a terminal breaks by itself would be two commands."""
+    for page in shipped.pages():
+        text = page.read_text(encoding="utf-8")
+        shown = help_pages._with_commands_in_lines(text, columns - 2)
+        blocks = [
+            re.findall(r"^```sh\n(.*?)^```", each, re.S | re.M)
+            for each in (text, shown)
+        ]
+        for before, after in zip(*blocks, strict=True):
+            words = [
+                shlex.split(block.replace("\\\n", " "), comments=True)
+                for block in (before, after)
+            ]
+            assert words[0] == words[1], page.name
+            # A word alone, as a path or a text in quotes, stays whole.
+            for line in after.splitlines():
+                assert len(line) <= columns - 2 or len(shlex.split(line)) <= 3, line
+
+
+def test_no_space_stands_behind_the_backslash_of_a_command() -> None:
+    padded = "\x1b[97mls  -l \\\x1b[0m\x1b[48;5;1m   \x1b[0m  \n  a \n"
+    assert help_pages._without_padding(padded) == (
+        "\x1b[97mls  -l \\\x1b[0m\x1b[48;5;1m\x1b[0m\n  a\n"
+    )
 
 
 def test_source_names_pages_that_a_user_of_the_wheel_can_open() -> None:
