@@ -65,6 +65,23 @@ def test_speedup_over_another_number_of_nodes_is_not_compared(tmp_path: Path) ->
 
 
 @pytest.mark.processes
+def test_published_accuracy_stands_beside_ours_not_beside_our_f1(
+    tmp_path: Path,
+) -> None:
+    metrics = {"f1_macro": 0.25, "accuracy": 0.75}
+    write_run(
+        tmp_path / "run",
+        recipe="mn4-emotion",
+        nodes=1,
+        nproc_per_node=1,
+        result={"metrics": metrics, "primary_metric": "f1_macro"},
+    )
+    text = report(tmp_path, "--published", PUBLISHED / "mn4_emotion.json")
+    assert re.search(r"^ +1 +256 +0\.9375 +0\.7500 ", text, re.MULTILINE)
+    assert "is compared with the published accuracy" not in text
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize("recipe", ["icelake-mrpc", "icelake-qqp", "spr-squad"])
 def test_recipe_as_published_departs_in_nothing(recipe: str, tmp_path: Path) -> None:
     samples = recipes.PUBLISHED[recipe]["train_samples"]

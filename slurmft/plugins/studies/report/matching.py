@@ -240,19 +240,28 @@ def _columns_of(
     theirs = replace(theirs, label=f"{quantity} published")
     medians = []
     for pair in pairs:
-        medians.append(_median(pair, measure, published))
+        medians.append(_median(pair, name, published))
     decimals = _decimals(measure, medians)
     ours = column(f"{name}_ours", medians, decimals, label=f"{quantity} ours")
     return [theirs, ours]
 
 
-def _median(pair: Match, measure: str, published: PublishedTable) -> float | None:
-    """Returns a measure of our row, as far as it compares with the published one."""
+def _median(pair: Match, name: str, published: PublishedTable) -> float | None:
+    """Returns our value for a published column, as far as it compares with the published one."""
     if pair.ours is None:
         return None
+    measure = _MEASURES[name]
     if measure in SCALED and _has_another_base(pair.ours, published):
         return None
+    # A run may have another primary metric, and this one beside it.
+    if measure == "metric" and _has_metric(pair.ours, name):
+        measure = f"metric_{name}"
     return pair.ours.median(measure)
+
+
+def _has_metric(row: Row, name: str) -> bool:
+    """Returns whether a metric of this name is among those besides the primary one."""
+    return f"metric_{name}" in row.measures
 
 
 def _has_another_base(row: Row, published: PublishedTable) -> bool:
@@ -302,7 +311,8 @@ def _notes(
         yield "our time is that of the training phase, without start-up and evaluation"
     name = metric_name(rows)
     for theirs in ("accuracy", "f1"):
-        if theirs in published.columns and name != theirs:
+        has_it = any(_has_metric(row, theirs) for row in rows)
+        if theirs in published.columns and name != theirs and not has_it:
             yield f"our {name} is compared with the published {theirs}"
     size = _size_column(published)
     if size and any(_has_another_base(row, published) for row in rows):
