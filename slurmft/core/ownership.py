@@ -23,22 +23,8 @@ _FUSE_MAGIC = 0x65735546
 _STATFS_BYTES = 256
 _NOBODY = 65534
 """Whose all is in a file system that was unmounted since it was opened."""
-IN_SHELL = (
-    'slurmft_is_kept() { [ "$(stat -fc %t "$1")" != '
-    f"{_FUSE_MAGIC:x} ] || {{ "
-    'set -- "$(stat -Lc %d "$1")" && LC_ALL=C grep -Eq '
-    '"^[0-9]+ [0-9]+ 0:$(($1 & 255 | $1 >> 20 << 8)) .* - fuse[^ ]* [^ ]* '
-    '[^ ]*,user_id=(0|$EUID),group_id=" /proc/self/mountinfo; }; }; '
-    'slurmft_is_same() { [[ -O $1 || $(stat -Lc %u "$1") = 0 ]] && slurmft_is_kept "$1" && '
-    '[ "$(stat -Lc %i "$1")" = "$2" ]; }'
-)
-"""Functions of bash, for scripts that ask whose a folder is.
-
-slurmft_is_kept PATH: fails where another user has mounted its file system, and shows whichever
-owner they like; for scripts that ask by `-O`.
-slurmft_is_same PATH INODE: this user's, or root's, with this inode. Of others, one may have the
-same on another disk.
-"""
+BASH = Path(__file__).with_suffix(".bash")
+"""The same questions in bash; see `bash.functions`."""
 
 
 def status(

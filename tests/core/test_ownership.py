@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from slurmft.core import filesystem, mounts, ownership
+from slurmft.core import bash, filesystem, mounts, ownership
 from tests.support import lockfs
 
+PACKAGE = Path(bash.__file__).parent.parent
 MOUNTS = """\
 22 27 0:20 / /proc rw - proc proc rw
 40 27 0:39 / /home/eve/a\rb\x0c\x85\x1e\u2028\udcff rw,nosuid - fuse.sshfs x:/ rw,user_id=1003
@@ -60,10 +62,24 @@ def test_what_another_user_has_mounted_is_theirs(tmp_path: Path) -> None:
             status = ownership.status(node / name, follow_symlinks=follows)
             assert status.st_uid == user
         assert ownership.status(shown.back / "file").st_uid == 0
-        is_kept = f"{ownership.IN_SHELL}; slurmft_is_kept ."
+        is_trusted = f"{bash.functions(ownership.BASH)}; slurmft_mount_is_trusted ."
         for folder, code in ((node, 1), (shown.back, 0)):
-            done = subprocess.run(["bash", "-c", is_kept], cwd=folder, timeout=30)
+            done = subprocess.run(["bash", "-c", is_trusted], cwd=folder, timeout=30)
             assert done.returncode == code
         with open(node / "file") as file:
             subprocess.run(["umount", "--lazy", node], check=True, timeout=30)
             assert ownership.status(file.fileno()).st_uid == 65534
+
+
+@pytest.mark.processes
+def test_functions_of_bash_pass_on_one_line() -> None:
+    folders = ("core", "plugins/remote")
+    files = [file for name in folders for file in (PACKAGE / name).glob("*.bash")]
+    assert len(files) == 2
+    for file in files:
+        line = bash.functions(file)
+        assert "\n" not in line
+        names = re.findall(r"^(\w+)\(\)", file.read_text(), re.MULTILINE)
+        command = f"{line}; declare -F {' '.join(names)}"
+        defined = subprocess.check_output(["bash", "-c", command], text=True)
+        assert defined.split() == names

@@ -10,7 +10,7 @@ from pathlib import Path
 from slurmft.cluster import container
 from slurmft.cluster.slurm import commands, srun_log
 from slurmft.cluster.slurm.sbatch_options import all_options, directives
-from slurmft.core import hooks, interpreter, ownership, permissions
+from slurmft.core import bash, hooks, interpreter, ownership, permissions
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit
 from slurmft.node.rendezvous import HOSTS, NODE_COUNT
@@ -78,7 +78,7 @@ def inside_text(
             "umask": f"{permissions.umask(config.job.share_with_group):04o}",
             "python": shlex.quote(interpreter.PYTHON),
             "path": shlex.quote(str(run.path)),
-            "is_same": ownership.IN_SHELL,
+            "is_same": bash.functions(ownership.BASH),
             "inode": f"${INODE}",
             "start": shlex.join(interpreter.code(_RUN)),
             "task": " ".join([shlex.join(srun), *chosen_nodes, shlex.join(task)]),

@@ -14,7 +14,7 @@ from slurmft.cluster import launcher
 from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.cluster.slurm.sbatch_options import arguments, directives, request
-from slurmft.core import ownership, removal
+from slurmft.core import bash, ownership, removal
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import write_text
@@ -31,7 +31,7 @@ JOB = "%A_%a"
 _TASK = """\
 folder=${runs[$SLURM_ARRAY_TASK_ID]}
 exec 4<"$folder" || exit
-is_own() { [ -O /dev/fd/4/ ] && slurmft_is_kept /dev/fd/4/; }
+is_own() { [ -O /dev/fd/4/ ] && slurmft_mount_is_trusted /dev/fd/4/; }
 if ! is_own || (( 8#$(stat -Lc %a /dev/fd/4) & 8#22 )); then
   echo "refused: $folder is another user's, or others can write it" >&2
   exit 1
@@ -103,7 +103,7 @@ def script_text(options: Options, scripts: Mapping[RunDir, str]) -> str:
     lines += [")", "sums=("]
     for text in scripts.values():
         lines.append(f"  {hashlib.sha256(text.encode()).hexdigest()}")
-    lines += [")", ownership.IN_SHELL, _TASK]
+    lines += [")", bash.functions(ownership.BASH), _TASK]
     return "\n".join(lines)
 
 

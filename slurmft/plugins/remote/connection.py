@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from slurmft.core import descent, ownership, process
+from slurmft.core import bash, descent, ownership, process
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.text import in_bytes
 from slurmft.core.trusted import MARK, Door, NotOwnError, for_children
@@ -47,32 +47,7 @@ _REFUSED = "error: "
 _FETCH = "fetch from"
 _OTHER_FOLDER = "name another folder in clusters.toml, or have that one removed"
 
-# Commands of bash, each one line: the login shell there may be another, and has to pass them on.
-# The folder that they ask of is the present one: what has its name by now does not count.
-_FUNCTIONS = (
-    ownership.IN_SHELL,
-    # Who can write a folder above, or has made it, can give its name to another of this user's,
-    # which they may have filled.
-    "slurmft_can_be_renamed() { local above mode owner; above=$(pwd -P); "
-    'until [ "$above" = / ]; do above=$(dirname -- "$above"); '
-    "read -r mode owner < <(stat -c '%a %u' -- \"$above\"); "
-    "(((8#$mode & 8#22 && !(8#$mode & 8#1000)) || (owner && owner != EUID))) && return; "
-    "done; return 1; }",
-    "slurmft_is_closed() { ((!(8#$(stat -c %a .) & 8#77))); }",
-    f'slurmft_is_marked() {{ [ "$(stat -c %i .)" = "$(cat {MARK} 2>/dev/null)" ]; }}',
-    # But for what file servers show in each.
-    'slurmft_is_new() { [ -z "$(ls -A -I .snapshot -I .snapshots -I .zfs)" ]; }',
-    # What lies in a closed folder nobody else can write, whatever lists it takes over.
-    "slurmft_is_own() { [ -O . ] && slurmft_is_kept . && "
-    'if [ "$1" ]; then slurmft_is_closed && slurmft_is_new; '
-    "elif slurmft_can_be_renamed; then slurmft_is_closed && slurmft_is_marked; "
-    "else chmod go-rwx .; fi; }",
-    'slurmft_enter() { local is_new=; mkdir -p -- "$(dirname -- "$1")" || return; '
-    'mkdir -m 700 -- "$1" 2>/dev/null && is_new=1; '
-    '[ ! -L "$1" ] && CDPATH= cd -P -- "$1" 2>/dev/null && slurmft_is_own "$is_new" || return; '
-    '[ ! "$is_new" ] || ! slurmft_can_be_renamed || '
-    f"stat -c %i . > {MARK}; }}",
-)
+_ENTERING = Path(__file__).with_name("entering.bash")
 
 
 def entering_own(folder: str) -> str:
@@ -80,14 +55,15 @@ def entering_own(folder: str) -> str:
     slurmft may not have made it for this user alone: others can guess its name."""
     problem = f"{folder} is another user's, or a link, or others may have put it there"
     text = shlex.quote(f"{_REFUSED}{problem}\nhint: {_OTHER_FOLDER}")
-    functions = "; ".join(_FUNCTIONS)
-    return f"{functions}; slurmft_enter {word(folder)} || {{ echo {text} >&2; false; }}"
+    functions = f"{bash.functions(ownership.BASH)}; {bash.functions(_ENTERING)}"
+    enter = f"slurmft_enter {word(folder)} {MARK}"
+    return f"{functions}; {enter} || {{ echo {text} >&2; false; }}"
 
 
 def entered_own() -> str:
     """Returns commands of bash that fail where the present folder is another user's."""
     text = f"{_REFUSED}the folder belongs to another user by now"
-    return _checked("[ -O . ] && slurmft_is_kept .", text)
+    return _checked("[ -O . ] && slurmft_mount_is_trusted .", text)
 
 
 ANY_FOLDER = "true"
@@ -103,7 +79,8 @@ def entered(inode: int) -> str:
 
 def _checked(condition: str, problem: str) -> str:
     text = shlex.quote(problem)
-    return f"{ownership.IN_SHELL}; {condition} || {{ echo {text} >&2; false; }}"
+    functions = bash.functions(ownership.BASH)
+    return f"{functions}; {condition} || {{ echo {text} >&2; false; }}"
 
 
 def was_cut(done: "subprocess.CompletedProcess[str]") -> bool:
