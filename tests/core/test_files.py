@@ -157,6 +157,7 @@ READERS_OF_RUNS = (
     "plugins/trackers",
 )
 OWN_FILES = {
+    "core/bash.py": "a file of slurmft",
     "core/below.py": "what it has opened without waiting, and found regular",
     "core/files.py": "the functions themselves",
     "core/trusted.py": "what nobody else can have written",
