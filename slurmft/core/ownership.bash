@@ -4,14 +4,17 @@
 
 # Fails where another user has mounted a path's file system: it shows whichever owner they like.
 slurmft_mount_is_trusted() { # PATH
+  local by_us;
   local device;
   local minor;
   if [ "$(stat -fc %t "$1")" != 65735546 ]; then return; fi; # no file system in user space
   device=$(stat -Lc %d "$1") || return;
+  if ((device >> 8 & 4095)); then return; fi; # users cannot mount a disk
   minor=$((device & 255 | device >> 20 << 8));
   # Fields of proc(5): device, ..., type, source, and the options, which the kernel writes.
-  LC_ALL=C grep -Eq "^[0-9]+ [0-9]+ 0:$minor .* - fuse[^ ]* [^ ]* [^ ]*,user_id=(0|$EUID),group_id=" \
-    /proc/self/mountinfo;
+  by_us="fuse(\.[^ ]*)? [^ ]* [^ ]*,user_id=(0|$EUID)(,|$)";
+  # A virtual machine's folders of its host have the number of FUSE, too.
+  LC_ALL=C grep -Eq "^[0-9]+ [0-9]+ 0:$minor .* - (virtiofs |$by_us)" /proc/self/mountinfo;
 };
 
 # Fails where a folder is neither this user's nor root's, or has another inode: of others, one may

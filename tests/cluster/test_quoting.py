@@ -140,7 +140,7 @@ def test_job_script(shell: Shell, runs_dir: str, name: str) -> None:
     others = [RunDir(shell.folder.parent / str(number)) for number in range(2)]
     script = job_array.script_text(options, dict.fromkeys([*others, run], ""))
     # the folder that it would open
-    script = script.replace('exec 4<"$folder" || exit', 'tail "$folder"; exit')
+    script = script.replace('exec 4<"$folder"/. || exit', 'tail "$folder"; exit')
     (called,) = shell.run(script, SLURM_ARRAY_TASK_ID="2")
     assert called == ["tail", f"{path}/submitit"]
 

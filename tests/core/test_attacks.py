@@ -343,7 +343,8 @@ def pull_into_another_folder(ada: User, eve: User) -> None:
 
 @attack(
     ANYBODY,
-    "makes the folder first into which `--on` sends your code, in a shared folder",
+    "makes the folder first into which `--on` sends your code, in a shared folder, or a link on "
+    "the way to it, to another folder of yours",
     "refused; nothing is sent",
 )
 def folder_of_code(ada: User, eve: User) -> None:
@@ -354,15 +355,26 @@ def folder_of_code(ada: User, eve: User) -> None:
     eve.write(shared / name / "x", "")
     shared.chmod(0o1777)
     (shared / name).chmod(0o777)
-    lab = laptop_of(ada, shared)
-    for command in ("list --on lab", "run --on lab -- train.py"):
+    yours = ada.own(ada.write(ada.home / "yours" / name / "x", "").parent)
+    yours.chmod(0o755)
+    link = shared / "link"
+    link.symlink_to(yours.parent)
+    os.chown(link, eve.uid, eve.uid, follow_symlinks=False)
+    for command, folder in (
+        ("list --on lab", shared),
+        ("run --on lab -- train.py", shared),
+        ("run --on lab -- train.py", link),
+    ):
         typed = f"cd code && {sys.executable} -m slurmft {command}"
+        lab = laptop_of(ada, folder)
         done = ada.run("bash", "-c", typed, SLURMFT_CLUSTERS=lab)
         assert done.code != 0
         error, hint = done.err.splitlines()[-2:]
-        assert f"{shared}/{name} is another user's, or a link" in error
+        assert f"{folder}/{name} is another user's, or a link" in error
         assert "name another folder in clusters.toml" in hint
     assert sorted(os.listdir(shared / name)) == ["x"]
+    assert sorted(os.listdir(yours)) == ["x"]
+    assert yours.stat().st_mode & 0o777 == 0o755
 
 
 @attack(
@@ -2500,7 +2512,8 @@ except SlurmftError as error:
 
 @attack(
     GROUP,
-    "writes into the script of a task of your job array, or into its folder, whose mode allows it",
+    "writes into the script of a task of your job array, or into its folder, whose mode allows it, "
+    "or puts a FIFO in the place of the folder",
     "the task ends with a line; nothing of it runs",
 )
 def open_script_of_an_array(ada: User, eve: User) -> None:
@@ -2518,6 +2531,10 @@ def open_script_of_an_array(ada: User, eve: User) -> None:
     assert ada.run("bash", "-c", text, SLURM_ARRAY_TASK_ID="1").code == 0
     assert (ada.home / "submitted").exists()
     assert not (ada.home / "attacked").exists()
+    run.path.rename(run.path.with_name("aside"))
+    os.mkfifo(run.path)
+    done = ada.run("bash", "-c", text, SLURM_ARRAY_TASK_ID="1", timeout_s=30)
+    assert "Not a directory" in done.err
 
 
 # --- checkpoints, caches, lists -------------------------------------------------------------------

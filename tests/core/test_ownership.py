@@ -19,13 +19,21 @@ MOUNTS = """\
 41 27 0:40 / /home/eve/a\\040-\\040b rw,nosuid master:1 - fuse.sshfs x:/ rw,user_id=1002
 42 27 0:41 / /sys/fs/fuse/connections rw - fusectl user_id=3 rw
 43 27 0:42 / /mnt rw - fuse a\\040b rw,user_id=0,group_id=0,allow_other
+45 27 0:43 / /host rw - virtiofs host rw
 44 27 8:1 / / rw - ext4 /dev/sda1 rw
 """
 
 
 @pytest.mark.parametrize(
     ("device", "server"),
-    [((0, 39), 1003), ((0, 40), 1002), ((0, 42), 0), ((0, 20), None), ((0, 41), None)],
+    [
+        ((0, 39), 1003),
+        ((0, 40), 1002),
+        ((0, 42), 0),
+        ((0, 20), None),
+        ((0, 41), None),
+        ((0, 43), None),
+    ],
 )
 def test_who_has_mounted_a_file_system(
     tmp_path: Path,
@@ -37,7 +45,7 @@ def test_who_has_mounted_a_file_system(
     table = tmp_path / "mountinfo"
     table.write_bytes(MOUNTS.encode("utf-8", "surrogateescape"))
     monkeypatch.setattr(mounts, "_TABLE", table)
-    assert len(mounts.lines()) == 6
+    assert len(mounts.lines()) == 7
     assert ownership.server_of(mounts.lines(), os.makedev(*device)) == server
     with pytest.raises(KeyError):
         ownership.server_of(mounts.lines(), os.makedev(0, 99))
@@ -69,6 +77,32 @@ def test_what_another_user_has_mounted_is_theirs(tmp_path: Path) -> None:
         with open(node / "file") as file:
             subprocess.run(["umount", "--lazy", node], check=True, timeout=30)
             assert ownership.status(file.fileno()).st_uid == 65534
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("device", "is_trusted"),
+    [
+        ((0, 39), False),
+        ((0, 42), True),
+        ((0, 43), True),
+        ((0, 99), False),
+        ((8, 39), True),
+    ],
+)
+def test_bash_asks_the_same_of_file_systems_in_user_space(
+    tmp_path: Path, device: tuple[int, int], is_trusted: bool
+) -> None:
+    table = tmp_path / "mountinfo"
+    table.write_bytes(MOUNTS.encode("utf-8", "surrogateescape"))
+    number = os.makedev(*device)
+    script = f"""
+        {bash.functions(ownership.BASH).replace("/proc/self/mountinfo", str(table))}
+        stat() {{ if [ "$1" = -fc ]; then echo 65735546; else echo {number}; fi; }}
+        slurmft_mount_is_trusted .
+    """
+    done = subprocess.run(["bash", "-c", script], timeout=30)
+    assert (done.returncode == 0) == is_trusted
 
 
 @pytest.mark.processes

@@ -27,10 +27,11 @@ JOB = "%A_%a"
 
 # In the place of a run's folder others may have put theirs, or another of this user's. So it is
 # opened once: where they can write, there may be links in the place of logs. What is compared is
-# what runs: the text is read once. "." keeps the line ends that $() would drop.
+# what runs: the text is read once. "." keeps the line ends that $() would drop. A FIFO is no
+# folder with "/." behind it, and not waited for.
 _TASK = """\
 folder=${runs[$SLURM_ARRAY_TASK_ID]}
-exec 4<"$folder" || exit
+exec 4<"$folder"/. || exit
 is_own() { [ -O /dev/fd/4/ ] && slurmft_mount_is_trusted /dev/fd/4/; }
 if ! is_own || (( 8#$(stat -Lc %a /dev/fd/4) & 8#22 )); then
   echo "refused: $folder is another user's, or others can write it" >&2

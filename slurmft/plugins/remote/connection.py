@@ -60,27 +60,23 @@ def entering_own(folder: str) -> str:
     return f"{functions}; {enter} || {{ echo {text} >&2; false; }}"
 
 
-def entered_own() -> str:
-    """Returns commands of bash that fail where the present folder is another user's."""
-    text = f"{_REFUSED}the folder belongs to another user by now"
-    return _checked("[ -O . ] && slurmft_mount_is_trusted .", text)
+def entering(path: str, inode: int | None) -> str:
+    """Returns commands of bash that enter a folder; they fail where it is absent.
 
-
-ANY_FOLDER = "true"
-"""Succeeds in a folder that may be anybody's."""
-
-
-def entered(inode: int) -> str:
-    """Returns commands of bash that fail where the present folder is another than the one with this
-    inode, of this user or root."""
-    text = f"{_REFUSED}another folder has the name by now{descent.OR_INODE}"
-    return _checked(f"slurmft_is_same . {inode}", text)
-
-
-def _checked(condition: str, problem: str) -> str:
-    text = shlex.quote(problem)
+    Args:
+        inode: they also fail where it is another than the one with this inode, of this user or
+            root; None: it may be anybody's.
+    """
+    text = shlex.quote(f"{_REFUSED}cannot enter {path}")
+    enter = f"CDPATH= cd {word(path)} || {{ echo {text} >&2; false; }}"
+    if inode is None:
+        return enter
     functions = bash.functions(ownership.BASH)
-    return f"{functions}; {condition} || {{ echo {text} >&2; false; }}"
+    text = shlex.quote(
+        f"{_REFUSED}another folder has the name by now{descent.OR_INODE}"
+    )
+    check = f"slurmft_is_same . {inode} || {{ echo {text} >&2; false; }}"
+    return f"{functions}; {{ {enter}; }} && {{ {check}; }}"
 
 
 def was_cut(done: "subprocess.CompletedProcess[str]") -> bool:
@@ -211,20 +207,18 @@ class Connection:
 
     def fetch(
         self,
-        path: str,
+        enter: str,
         into: Path,
         *options: str,
-        check: str = "",
         names: Iterable[str] | None = None,
     ) -> None:
         """Fetches a folder's regular files and folders from there into a folder here. Links,
         devices, FIFOs and the like stay there, and so do owners and set-uid bits.
 
         Args:
+            enter: commands of bash that enter the folder there, and fail where it is not the one
+                that is meant: where others can rename, theirs may have the name by now.
             into: it may lead through a descriptor of this process.
-            check: commands of bash that fail where the folder there, once it is entered, is not the
-                one that is meant: where others can rename, theirs may have the name by now. "":
-                any of this user's is.
             names: paths of files below the folder; None: it comes whole.
 
         Raises:
@@ -232,7 +226,7 @@ class Connection:
         """
         into.mkdir(parents=True, exist_ok=True)
         # Not -a, of which -rts is what is left: without --perms no special bits come, either.
-        command = ["-rts", *options, _from(path, check or entered_own())]
+        command = ["-rts", *options, _starting_after(enter)]
         names_with_zeros = ""
         if names is not None:
             command += ["--from0", "--files-from=-"]
@@ -249,18 +243,20 @@ class Connection:
         Raises:
             SlurmftError: the connection was cut, or there is nothing of this name.
         """
-        inner = f"{folder}/{into.name}"
-        script = f"if [ -d {word(inner)} ]; then echo folder; fi"
+        # A folder of its user alone: nobody else puts anything there.
+        enter = entering_own(folder)
+        inner = shlex.quote(f"./{into.name}")
+        script = f"{{ {enter}; }} && if [ -d {inner} ]; then echo folder; fi"
         done = self.run(script, capture=True)
         if was_cut(done):
             raise self.no_connection(done)
         # A login shell may have printed a greeting before.
         if done.stdout.splitlines()[-1:] == ["folder"]:
-            self.fetch(inner, into)
+            self.fetch(f"{{ {enter}; }} && CDPATH= cd {inner}", into)
             return
         into.parent.mkdir(parents=True, exist_ok=True)
         source = f"{self.cluster.host}:./{_without_wildcards(into.name)}"
-        arguments = ["-ts", _from(folder, entered_own()), source, str(into)]
+        arguments = ["-ts", _starting_after(enter), source, str(into)]
         self._rsync(arguments, _FETCH)
 
     def _rsync(self, arguments: Sequence[str], action: str, names: str = "") -> None:
@@ -353,13 +349,6 @@ def _starting_after(script: str) -> str:
     # The login shell there may be no bash, and has to pass the words of rsync on.
     script = f'{{ {script}; }} && exec rsync "$@"'
     return f"--rsync-path=bash -c {shlex.quote(script)} bash"
-
-
-def _from(path: str, check: str) -> str:
-    """Returns rsync's option by which its other end starts in a folder; see `Connection.fetch`."""
-    text = shlex.quote(f"{_REFUSED}cannot enter {path}")
-    enter = f"CDPATH= cd {word(path)} || {{ echo {text} >&2; false; }}"
-    return _starting_after(f"{{ {enter}; }} && {{ {check}; }}")
 
 
 def _without_wildcards(path: str) -> str:

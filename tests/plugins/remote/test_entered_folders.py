@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -83,6 +84,66 @@ def test_code_is_sent_into_no_folder_that_others_have_put_there(
     assert sorted(place.iterdir()) == before
 
 
+@pytest.mark.parametrize("whose", ["ours", "theirs", "their folder's"])
+@pytest.mark.parametrize("sticky", [0, 0o1000])
+def test_code_is_sent_nowhere_by_a_link_of_others_on_the_way(
+    tmp_path: Path, shared: Path, whose: str, sticky: int
+) -> None:
+    """What it leads to is a folder in which nobody can rename, and of the same name."""
+    shared.chmod(0o2775 | sticky)
+    home = tmp_path / "home"
+    thesis = home / "code"
+    thesis.mkdir(parents=True)
+    thesis.chmod(0o755)
+    holder = shared
+    if whose == "their folder's":
+        holder = shared / "eve"
+        holder.mkdir()
+        os.chown(holder, EVE.uid, EVE.uid)
+    link = holder / "link"
+    link.symlink_to(home)
+    if whose != "ours":
+        os.chown(link, EVE.uid, EVE.uid, follow_symlinks=False)
+    enter = f"{connection.entering_own(str(link / 'code'))} && pwd"
+    # A link of one's own stays where it is in a sticky folder alone.
+    if whose == "ours" and sticky:
+        assert bash(enter, tmp_path) == f"{thesis}\n"
+        return
+    assert "or others may have put it there" in bash(enter, tmp_path)
+    assert thesis.stat().st_mode & 0o777 == 0o755
+    if whose == "theirs":
+        bash(connection.entering_own(str(link / "new" / "code")), tmp_path)
+        assert not (home / "new").exists()
+
+
+def test_a_link_that_takes_the_place_of_an_examined_folder_leads_nowhere(
+    tmp_path: Path, shared: Path
+) -> None:
+    thesis = tmp_path / "thesis"
+    thesis.mkdir()
+    thesis.chmod(0o755)
+    place = shared / "code"
+    place.mkdir(mode=0o700)
+    swap = f"ln -s {shlex.quote(str(thesis))} {shlex.quote(str(place))}"
+    enter = connection.entering_own(str(place))
+    # As cd begins, the name of what was looked at is a link.
+    swapped = f'cd() {{ rmdir -- {shlex.quote(str(place))}; {swap}; builtin cd "$@"; }}'
+    assert "or others may have put it there" in bash(f"{swapped}; {enter}", tmp_path)
+    assert thesis.stat().st_mode & 0o777 == 0o755
+    assert not list(thesis.iterdir())
+
+
+def test_line_ends_of_a_name_count_on_the_way(tmp_path: Path) -> None:
+    """Where they are dropped, another folder is looked at."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a\n").mkdir()
+    (tmp_path / "a\n").chmod(0o777)
+    place = tmp_path / "a\n" / "code"
+    place.mkdir(mode=0o700)
+    enter = connection.entering_own(str(place))
+    assert "or others may have put it there" in bash(enter, tmp_path)
+
+
 def test_a_folder_where_nobody_else_can_rename_is_closed(tmp_path: Path) -> None:
     place = tmp_path / "code"
     place.mkdir()
@@ -96,8 +157,13 @@ def test_a_folder_where_nobody_else_can_rename_is_closed(tmp_path: Path) -> None
 def test_a_run_is_fetched_from_the_folder_that_was_asked_of(tmp_path: Path) -> None:
     """Of other users' folders, one may have the same inode on another disk."""
     inode = tmp_path.stat().st_ino
-    assert bash(connection.entered(inode), tmp_path) == ""
-    assert "another folder has the name" in bash(connection.entered(1), tmp_path)
+    place = str(tmp_path)
+    assert bash(connection.entering(place, inode), tmp_path) == ""
+    assert "another folder has the name" in bash(
+        connection.entering(place, 1), tmp_path
+    )
     os.chown(tmp_path, EVE.uid, EVE.uid)
-    assert "another folder has the name" in bash(connection.entered(inode), tmp_path)
-    assert "another user by now" in bash(connection.entered_own(), tmp_path)
+    assert "another folder has" in bash(connection.entering(place, inode), tmp_path)
+    assert bash(connection.entering(place, None), tmp_path) == ""
+    gone = str(tmp_path / "it's gone")
+    assert "cannot enter" in bash(connection.entering(gone, None), tmp_path)

@@ -34,7 +34,7 @@ from slurmft.core.run_files import FINAL_STATES, Transition
 from slurmft.core.text import counted, in_bytes
 from slurmft.core.trusted import MARK, Door
 from slurmft.plugins.remote.clusters import named, word
-from slurmft.plugins.remote.connection import ANY_FOLDER, entered, was_cut
+from slurmft.plugins.remote.connection import entering, entering_own, was_cut
 from slurmft.plugins.remote.forward import Forwarded
 from slurmft.runs import origin
 from slurmft.runs.origin import Origin
@@ -270,7 +270,8 @@ def _fetch_outputs(
             sizes[name] = int(size)
     if not sizes:
         return ""
-    status.connection.fetch(folder, into, names=sizes)
+    # It is the folder of the project: `--on` has made it.
+    status.connection.fetch(entering_own(folder), into, names=sizes)
     return f"{counted(len(sizes), 'file')}, {in_bytes(sum(sizes.values()))}"
 
 
@@ -285,10 +286,8 @@ def _fetch(
     """Fetches a run into a folder that `_prepared` has opened, and says what came."""
     options = _rsync_options(checkpoints)
     # A run of others has no inode, and is believed nothing.
-    check = ANY_FOLDER
-    if facts.inode is not None:
-        check = entered(facts.inode)
-    status.connection.fetch(came_from.path, opened, *options, check=check)
+    enter = entering(came_from.path, facts.inode)
+    status.connection.fetch(enter, opened, *options)
     # Again: a file system without upper and lower case may have taken another for the mark.
     origin.mark(opened, came_from)
     _check_fetched(into, opened, came_from)
