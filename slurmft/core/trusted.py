@@ -517,14 +517,23 @@ def is_own(path: Path) -> bool:
         return False
 
 
-def other_owner(path: Path) -> str:
+def other_owner(path: Path, users: Collection[int] = ()) -> str:
     """Returns the other user in words whose a file is, or the link that leads to it; "": it is
-    this user's, root's, or absent."""
+    this user's, root's, one of some more users', or absent."""
     with contextlib.suppress(OSError):
         for follow_symlinks in (False, True):
             status = ownership.status(path, follow_symlinks=follow_symlinks)
-            if status.st_uid not in (0, os.geteuid()):
+            if status.st_uid not in (0, os.geteuid(), *users):
                 return owner(status.st_uid)
+    return ""
+
+
+def planted_by(path: Path) -> str:
+    """Returns the other user in words who has put a file into a folder that is not theirs, as into
+    /tmp or a scratch disk that is for all; "": it is in its owner's folder, or this user's, root's,
+    or absent."""
+    with contextlib.suppress(OSError):
+        return other_owner(path, [ownership.status(path.parent).st_uid])
     return ""
 
 

@@ -23,6 +23,12 @@ def can_others_rename(folder: int) -> bool:
     return is_others or bool(who_renames(opened, status))
 
 
+def can_others_make(folder: Path, status: os.stat_result) -> bool:
+    """Returns whether somebody else can make files in a folder: also in a sticky one."""
+    is_others = status.st_uid not in (0, os.geteuid())
+    return is_others or bool(who_writes(folder, status))
+
+
 def who_renames(folder: Path, status: os.stat_result) -> str:
     """Returns who else can rename what lies in a folder; "": nobody."""
     mode = status.st_mode

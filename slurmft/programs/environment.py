@@ -6,11 +6,22 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from slurmft.core import fingerprint, interpreter, permissions, process, trusted
+from slurmft.core import (
+    descent,
+    fingerprint,
+    interpreter,
+    ownership,
+    permissions,
+    process,
+    trusted,
+    writers,
+)
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import UsageError
 from slurmft.core.filesystem import absolute
@@ -55,12 +66,7 @@ def folder(env: str, start: Path, job: JobConfig, make: bool) -> str:
 
 def _uv_environment(start: Path, job: JobConfig, make: bool) -> Path:
     """Returns the environment of a uv.lock: one for equal contents, and of this user alone."""
-    # The nearest folder with a pyproject.toml, as uv itself chooses.
-    project = start
-    for folder in (start, *start.parents):
-        if (folder / "pyproject.toml").is_file():
-            project = folder
-            break
+    project = _uv_project(start)
     if not (project / "uv.lock").is_file():
         raise UsageError(
             f"--env uv: no uv.lock in {str(project)!r}", "make it there: uv lock"
@@ -96,6 +102,55 @@ def _uv_environment(start: Path, job: JobConfig, make: bool) -> Path:
     return environment
 
 
+def _uv_project(start: Path) -> Path:
+    """Returns the nearest folder with a pyproject.toml, as uv itself chooses; `start` where there
+    is none.
+
+    Raises:
+        NotOwnError: another user has made the project, or may change how uv reads it.
+    """
+    project = start
+    for folder in (start, *start.parents):
+        if (folder / "pyproject.toml").is_file():
+            project = folder
+            break
+    _check_uv_project(project, start)
+    return project
+
+
+def _check_uv_project(project: Path, start: Path) -> None:
+    cure = "take a copy of the project into a folder of yours, and submit there"
+    owner_of: Callable[[Path], str] = trusted.other_owner
+    # Whoever works in a project of a colleague's names it so; one above was only come upon.
+    if project == start:
+        owner_of = trusted.planted_by
+    for name in ("pyproject.toml", "uv.lock"):
+        other = owner_of(project / name)
+        if other:
+            path = str(project / name)
+            raise trusted.NotOwnError(f"--env uv: {path!r} belongs to {other}", cure)
+    # uv reads .python-version and uv.toml there, too.
+    status = ownership.status(project)
+    if status.st_mode & stat.S_IWOTH:
+        mode = stat.S_IMODE(status.st_mode)
+        problem = f"everybody can write {str(project)!r} (mode {mode:o})"
+        raise trusted.NotOwnError(f"--env uv: {problem}", cure)
+
+
+def _others_write_above(folder: Path) -> bool:
+    """Returns whether another user may make files in one of the folders above."""
+
+    def check(above: Path, status: os.stat_result) -> None:
+        if writers.can_others_make(above, status):
+            raise PermissionError
+
+    try:
+        descent.examine_way(folder, check, includes_end=False)
+    except PermissionError:  # another user's link, too
+        return True
+    return False
+
+
 def check_uv_environment(environment: Path) -> None:
     """Checks, before each start, that an environment of `--env uv` is one that slurmft has made:
     since the submission, others may have put theirs in its place.
@@ -124,14 +179,23 @@ def _run_uv(
     environment = interpreter.environment_without_path(dict(os.environ))
     # uv warns of an active environment that is not the project's.
     environment.pop("VIRTUAL_ENV", None)
-    return process.run(
-        [uv, *words],
-        None,
-        cwd=project,
-        env=environment | variables,
-        # Packages are code: nobody else's to write, whatever the umask of the user is.
-        umask=permissions.current_umask() | 0o022,
-    )
+    place = os.open(project, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        # uv looks in all folders above for workspaces with a lock of theirs, caches, indexes and
+        # Pythons. Above a descriptor there is nothing that a user may write.
+        if _others_write_above(project):
+            opened = trusted.for_children(Path(f"/proc/self/fd/{place}"))
+            words = ["--project", opened, *words]
+        return process.run(
+            [uv, *words],
+            None,
+            cwd=project,
+            env=environment | variables,
+            # Packages are code: nobody else's to write, whatever the umask of the user is.
+            umask=permissions.current_umask() | 0o022,
+        )
+    finally:
+        os.close(place)
 
 
 def _uv_key(project: Path, python: str) -> str:

@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from slurmft.core import descent, filesystem, git, removal
+from slurmft.core import descent, filesystem, git, removal, trusted
 from slurmft.core.below import BehindLinkError, Below, is_below
 from slurmft.core.decode import read
 from slurmft.core.errors import SlurmftWarning, UsageError, unknown
@@ -237,7 +237,9 @@ def _work_tree(folder: Path) -> Path | None:
         return None
     for path in (folder, *folder.parents):
         # a file, in submodules and linked work trees
-        if os.path.lexists(path / ".git"):
+        repository = path / ".git"
+        # Anybody may make one in a folder for all: everybody's programs below would be its files.
+        if os.path.lexists(repository) and not trusted.planted_by(repository):
             return path
     return None
 

@@ -1232,6 +1232,79 @@ def exchanged_code(ada: User, eve: User) -> None:
 
 @attack(
     ANYBODY,
+    "makes `.git` in a folder above the one in which you submit a program, where all may make "
+    "files",
+    "passed over",
+)
+def repository_above(ada: User, eve: User) -> None:
+    shared = ada.place / "scratch-git"
+    program = ada.write(shared / "ada" / "x.py", "mine")
+    os.chown(shared, 0, 0)
+    shared.chmod(0o1777)
+    runs = ada.write(ada.home / "runs-git" / "x", "").parent
+    for make in ("mkdir", "touch", "mkfifo", "git init -q"):
+        path = str(shared / ".git")
+        if make == "git init -q":
+            path = str(shared)
+        assert eve.run("bash", "-c", f"{make} {path}").code == 0
+        assert taken_by(ada, program, runs) == "mine 1\n"
+        eve.run("rm", "-rf", str(shared / ".git"))
+
+
+# Looks for files as uv does: in the folder of its project, and in those above.
+_UV = """#!/bin/sh
+project=$(pwd)
+[ "$1" != --project ] || project=$2
+while [ "$project" != / ]; do
+    for name in pyproject.toml uv.lock uv.toml .python-version; do
+        [ ! -e "$project/$name" ] || cat "$project/$name" >>"$HOME/read"
+    done
+    project=$(dirname "$project")
+done
+"""
+
+
+@attack(
+    ANYBODY,
+    "makes `pyproject.toml`, `uv.lock`, `uv.toml` or `.python-version` in the folder in which you "
+    "submit with `--env uv`, or above it, where all may make files",
+    "nothing of it is read; where that leaves no project of yours, refused",
+)
+def project_above(ada: User, eve: User) -> None:
+    shared = ada.place / "scratch-uv"
+    ada.write(shared / "ada" / "pyproject.toml", "mine\n")
+    ada.write(shared / "ada" / "uv.lock", "mine\n")
+    ada.write(shared / "none" / "x", "")
+    ada.write(ada.home / "bin" / "uv", _UV, 0o755)
+    os.chown(shared, 0, 0)
+    shared.chmod(0o1777)
+    for name in ("pyproject.toml", "uv.lock", "uv.toml", ".python-version"):
+        eve.write(shared / name, "theirs\n")
+    lock = eve.write(ada.place / "scratch-lock" / "uv.lock", "theirs\n")
+    os.chown(lock.parent, 0, 0)
+    lock.parent.chmod(0o1777)
+    folders = [f"{shared}/ada", f"{shared}/none", str(shared), str(lock.parent)]
+    code = f"""
+import os, pathlib
+from slurmft.core.config import JobConfig
+from slurmft.core.errors import SlurmftError
+from slurmft.programs import environment
+os.environ["PATH"] = {str(ada.home / "bin")!r} + ":" + os.environ["PATH"]
+for folder in {folders!r}:
+    try:
+        folder = pathlib.Path(folder)
+        environment.folder("uv", folder, JobConfig(runs_dir="runs-uv"), make=True)
+    except SlurmftError as error:
+        print(error.message)
+"""
+    planted = [shared / "pyproject.toml", shared / "pyproject.toml", lock]
+    refusals = [f"--env uv: '{p}' belongs to eve (uid {eve.uid})" for p in planted]
+    assert ada.python(code).splitlines() == refusals
+    assert set((ada.home / "read").read_text().split()) == {"mine"}
+
+
+@attack(
+    ANYBODY,
     "has a study folder that you give to `study run` or `study cancel`",
     "refused",
 )
