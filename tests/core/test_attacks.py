@@ -363,6 +363,7 @@ def folder_of_code(ada: User, eve: User) -> None:
     for command, folder in (
         ("list --on lab", shared),
         ("run --on lab -- train.py", shared),
+        ("list --on lab", link),
         ("run --on lab -- train.py", link),
     ):
         typed = f"cd code && {sys.executable} -m slurmft {command}"
@@ -373,7 +374,7 @@ def folder_of_code(ada: User, eve: User) -> None:
         assert f"{folder}/{name} is another user's, or a link" in error
         assert "name another folder in clusters.toml" in hint
     assert sorted(os.listdir(shared / name)) == ["x"]
-    assert sorted(os.listdir(yours)) == ["x"]
+    assert [os.listdir(yours), os.listdir(yours.parent)] == [["x"], [name]]
     assert yours.stat().st_mode & 0o777 == 0o755
 
 

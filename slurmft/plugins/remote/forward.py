@@ -478,10 +478,11 @@ class Forwarded:
         lines = []
         if self.fetched:
             lines.append(f"( {entering_own(self.fetched[0])} ) || exit 2")
-        # Who shares the folder of runs may have made it.
-        lines.append(f"mkdir -p {word(runs_dir)} || exit 2")
         # Again: where others can rename, theirs may have the name by then.
         lines.append(f"{{ {entering_own(self.project)}; }} || exit 2")
+        # Afterwards: where a link of others is on the way, nothing is made. Who shares the folder
+        # of runs may have made it.
+        lines.append(f"mkdir -p {word(runs_dir)} || exit 2")
         below = shlex.quote(os.path.relpath(self.folder, self.project))
         lines.append(f"mkdir -p -- {below} && CDPATH= cd -- {below} || exit 2")
         for name, text in variables.items():
