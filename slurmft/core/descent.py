@@ -182,6 +182,20 @@ def staying() -> Iterator[None]:
         os.close(place)
 
 
+@contextlib.contextmanager
+def away_from_here() -> Iterator[None]:
+    """Leaves the present folder for the block: a library that is imported meanwhile takes none of
+    its settings from files there, which may be anybody's, or FIFOs."""
+    # By a descriptor: the folder may have another name afterwards, or none.
+    here = os.open(".", _FOLDER_PLACE)
+    os.chdir("/")
+    try:
+        yield
+    finally:
+        os.fchdir(here)
+        os.close(here)
+
+
 def working_folder() -> list[Path]:
     """Returns the path that the working folder had when the command was typed, and the one that it
     has now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from slurmft.core import terminal
+from slurmft.core import process, terminal
 from slurmft.plugins.studies.report import build
 from slurmft.plugins.studies.report.measures import (
     SCALED,
@@ -27,7 +28,7 @@ from slurmft.plugins.studies.report.measures import (
 from slurmft.plugins.studies.report.plots import charts_of
 from slurmft.runs import scan
 from tests.conftest import slurmft
-from tests.support import CHECKOUT
+from tests.support import CHECKOUT, PATIENCE_S
 from tests.support.made_runs import write_run
 
 pytestmark = pytest.mark.processes
@@ -740,3 +741,19 @@ def test_tokens_and_what_the_model_computes(tmp_path: Path) -> None:
     )
     (row,) = csv_of(report(tmp_path, "--format", "csv"))
     assert not row.get("mfu")  # nobody said what the device can
+
+
+def test_settings_of_the_present_folder_do_not_count(tmp_path: Path) -> None:
+    """Others may have put a `matplotlibrc` there."""
+    pytest.importorskip("matplotlib")
+    (tmp_path / "matplotlibrc").write_text("figure.facecolor: red\n")
+    code = (
+        "import os; from slurmft.plugins.studies.report import plots; "
+        "points = [(1, plots.Spread(1, 1, 1, 1))]; "
+        "svg, _ = plots.draw(plots.Chart('a', 'b', 'c', 'd', {'e': points})); "
+        "print(os.getcwd(), 'ff0000' in svg)"
+    )
+    command = [sys.executable, "-P", "-c", code]
+    environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
+    printed = process.output(command, PATIENCE_S, cwd=tmp_path, env=environment)
+    assert printed == f"{tmp_path} False\n"

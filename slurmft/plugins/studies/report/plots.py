@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from slurmft.core import descent
 from slurmft.core.files import is_number
 from slurmft.core.run_records import Epoch, Record, Step
 from slurmft.plugins.studies.cells import DEVICE_FIELDS
@@ -407,10 +408,12 @@ def is_available() -> bool:
 
 def draw(chart: Chart) -> tuple[str, bytes]:
     """Draws a chart as SVG (a whole file) and PNG (200 dots per inch)."""
-    from matplotlib import style
+    # matplotlib takes settings from a `matplotlibrc` in the present folder, whoever has made it.
+    with descent.away_from_here():
+        from matplotlib import style
 
-    # not pyplot, which chooses a backend and keeps figures
-    from matplotlib.figure import Figure
+        # not pyplot, which chooses a backend and keeps figures
+        from matplotlib.figure import Figure
 
     with style.context(Path(__file__).with_suffix(".mplstyle")):
         labels = [printable(name) for name in _shortened(list(chart.series))]
