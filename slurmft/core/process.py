@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import IO, Any
 
 _BLOCK_BYTES = 2**20
 _MOST_ERROR_BYTES = 2**16
@@ -91,12 +91,10 @@ def run(
         OSError: it cannot be started.
         subprocess.TimeoutExpired: it takes longer; it was killed, with what it has started.
     """
-    import tempfile  # 5 ms: not every command of slurmft runs another one
-
     with (
-        tempfile.TemporaryFile() as input_file,
-        tempfile.TemporaryFile() as output_file,
-        tempfile.TemporaryFile() as error_file,
+        _unnamed_file() as input_file,
+        _unnamed_file() as output_file,
+        _unnamed_file() as error_file,
     ):
         input_file.write(os.fsencode(text))
         input_file.seek(0)
@@ -119,6 +117,16 @@ def run(
             file.seek(0)
             outputs.append(os.fsdecode(file.read()))
     return subprocess.CompletedProcess(command, code, *outputs)
+
+
+def _unnamed_file() -> IO[bytes]:
+    """Opens a file in memory. In a temporary folder that others have filled, what a command prints
+    would be lost, and many commands do not fail of that."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("slurmft"), "w+b")
+    import tempfile  # a Python that was built with an old C library
+
+    return tempfile.TemporaryFile()
 
 
 def read_bounded(

@@ -68,8 +68,9 @@ DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "train/loop/saving.py",
             "train/parallel/sharding.py",
             "train/token_cache.py",
-            # A pipe, a file that was absent (mode "x"), and those of /proc and /dev.
+            # A pipe, memory, a file that was absent (mode "x"), and those of /proc and /dev.
             "__main__.py",
+            "core/process.py",
             "core/terminal.py",
             "node/prefork.py",
             "plugins/examine/lock_operations.py",  # a random name

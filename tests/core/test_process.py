@@ -6,6 +6,7 @@ import ast
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,15 @@ def test_what_a_command_leaves_running_is_not_waited_for() -> None:
     done = process.run(["bash", "-c", "sleep 60 & cat; echo bad >&2; exit 3"], 30, "in")
     assert time.monotonic() - began < 30
     assert (done.returncode, done.stdout, done.stderr) == (3, "in", "bad\n")
+
+
+def test_output_needs_no_room_in_a_temporary_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others may have filled it."""
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    done = process.run(["sh", "-c", "cat; echo b >&2"], 30, "a")
+    assert (done.stdout, done.stderr) == ("a", "b\n")
 
 
 def test_a_time_limit_ends_a_command_with_what_it_has_started() -> None:
