@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 _BLOCK_BYTES = 2**20
 _MOST_ERROR_BYTES = 2**16
@@ -92,9 +92,9 @@ def run(
         subprocess.TimeoutExpired: it takes longer; it was killed, with what it has started.
     """
     with (
-        _unnamed_file() as input_file,
-        _unnamed_file() as output_file,
-        _unnamed_file() as error_file,
+        unnamed_file() as input_file,
+        unnamed_file() as output_file,
+        unnamed_file() as error_file,
     ):
         input_file.write(os.fsencode(text))
         input_file.seek(0)
@@ -119,7 +119,7 @@ def run(
     return subprocess.CompletedProcess(command, code, *outputs)
 
 
-def _unnamed_file() -> IO[bytes]:
+def unnamed_file() -> BinaryIO:
     """Opens a file in memory. In a temporary folder that others have filled, what a command prints
     would be lost, and many commands do not fail of that."""
     if hasattr(os, "memfd_create"):

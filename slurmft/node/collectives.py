@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -312,8 +311,8 @@ class _Probes:
         """Starts another one."""
         files = self._files
         # Files, not pipes: nobody reads while they run, and a full pipe would stop them.
-        output = files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - see `close`
-        errors = files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+        output = files.enter_context(process.unnamed_file())
+        errors = files.enter_context(process.unnamed_file())
         # By its path: the program's Python may lack this package.
         command = interpreter.foreign_script(python, str(_PROBE), json.dumps(request))
         running = process.start(

@@ -133,3 +133,10 @@ def test_no_process_of_a_test_reaches_a_slurm_of_this_machine(
         )
         assert done.stdout == "/dev/null\n"
         assert done.returncode != 0
+
+
+def test_no_output_goes_to_a_temporary_folder() -> None:
+    """Others may have filled it: what a child prints is kept in memory, or read from a pipe."""
+    for path in (CHECKOUT / "slurmft").rglob("*.py"):
+        if path.name not in ("process.py", "filesystem.py"):
+            assert "TemporaryFile(" not in path.read_text(), path

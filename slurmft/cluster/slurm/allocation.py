@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from typing import IO
 
@@ -46,7 +45,7 @@ def allocation(options: Sequence[str], wait_s: float) -> Iterator[dict[str, str]
     )
     # Not --immediate: where no node is free, it gives up at once, or after a single try.
     command = ["salloc", "--quiet", "--no-kill", "--job-name=slurmft-doctor", *options]
-    with tempfile.TemporaryFile() as errors:
+    with process.unnamed_file() as errors:
         child = process.start(
             [*command, *interpreter.code(program)],
             env=interpreter.library_environment(dict(os.environ)),

@@ -12,7 +12,6 @@ import queue
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -62,7 +61,7 @@ class Agents:
         self._number = 0
         self._ended: set[str] = set()
         # Files, not pipes: nobody reads them before an agent ends, and a full pipe would stop it.
-        self._stderr = {name: tempfile.TemporaryFile() for name in commands}  # noqa: SIM115
+        self._stderr = {name: process.unnamed_file() for name in commands}
         self._processes = {
             name: process.start(
                 command,

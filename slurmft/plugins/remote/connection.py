@@ -7,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -301,7 +300,7 @@ class Connection:
         self, command: Sequence[str], names: str
     ) -> "subprocess.CompletedProcess[str]":
         """Runs rsync with names on its standard input; reads the end of what it complains about."""
-        with tempfile.TemporaryFile() as input_file:
+        with process.unnamed_file() as input_file:
             input_file.write(names.encode(errors=_ANY_NAME))
             input_file.seek(0)
             with (
