@@ -15,6 +15,7 @@ from slurmft.cli.commands import command_parser, load_command
 from slurmft.core import plugins
 from slurmft.core.errors import UsageError, run_main
 from tests.conftest import advises_itself
+from tests.support import recorded_warnings
 
 
 def _names() -> Iterator[list[str]]:
@@ -68,8 +69,7 @@ def test_a_second_value_is_a_word(words: list[str]) -> None:
     for option in found.options.values():
         if option.value_type is bool:
             continue
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with recorded_warnings() as caught:
             found.parse_known_args([option.flag, "1", option.flag, "1"])
             assert caught == []
             found._typed.clear()

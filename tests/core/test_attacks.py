@@ -2605,7 +2605,7 @@ def open_script_of_an_array(ada: User, eve: User) -> None:
     assert ada.run("bash", "-c", text, SLURM_ARRAY_TASK_ID="1").code == 0
     assert (ada.home / "submitted").exists()
     assert not (ada.home / "attacked").exists()
-    run.path.rename(run.path.with_name("aside"))
+    run.path.rename(run.path.with_name("array-1-aside"))
     os.mkfifo(run.path)
     done = ada.run("bash", "-c", text, SLURM_ARRAY_TASK_ID="1", timeout_s=30)
     assert "Not a directory" in done.err
@@ -3159,6 +3159,9 @@ def file_system_of_theirs(ada: User, eve: User) -> None:
 @pytest.mark.parametrize("each", ATTACKS, ids=lambda each: each.carry_out.__name__)
 def test_attack(users: tuple[User, User], each: Attack) -> None:
     each.carry_out(*users)
+    # The next one may use the same names.
+    for user in users:
+        shutil.rmtree(user.home / "runs", ignore_errors=True)
 
 
 def test_page_has_the_table() -> None:

@@ -1,8 +1,12 @@
 """What tests share: made runs and models, ranks, the test cluster, node-local file systems."""
 
+import contextlib
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from slurmft.core.errors import SlurmftWarning
 
 CHECKOUT = Path(__file__).parents[2]
 """The root of the repository."""
@@ -22,3 +26,13 @@ def until(
     while not met():
         assert time.monotonic() < deadline, told()
         time.sleep(every_s)
+
+
+@contextlib.contextmanager
+def recorded_warnings() -> Iterator[list[warnings.WarningMessage]]:
+    """Records slurmft's warnings. Others come at any time, as that of a socket which another test
+    has left open."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", SlurmftWarning)
+        yield found

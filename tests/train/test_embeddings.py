@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +34,7 @@ from slurmft.train.loop.loaded_model import LoadedModel
 from slurmft.train.loop.reporter import Counts, Reporter
 from slurmft.train.tasks.embeddings import ranks_of_positives
 from tests.conftest import Done, Following, records, slurmft
+from tests.support import recorded_warnings
 from tests.support.models import (
     PROMPTS,
     write_compared,
@@ -900,8 +900,7 @@ def test_prompts_of_the_base(
     """The default one stands before every text; others are named."""
     base = write_sentence_model(tmp_path / "base", default)
     config = config_of("pairs", compared, base)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with recorded_warnings() as caught:
         found = inputs.check(config)
     remarks = [str(each.message) for each in caught if "prompts" in str(each.message)]
     assert len(remarks) == (default is None)

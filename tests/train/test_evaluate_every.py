@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.login.configure import configure
 from slurmft.train.loop.step_plan import Plan
 from tests.conftest import Following, records, slurmft
+from tests.support import recorded_warnings
 from tests.train.test_resume import (
     arguments,
     assert_same,
@@ -79,8 +79,7 @@ def test_early_stopping_that_cannot_be(
     flags: dict[str, Any], evaluations: int | None
 ) -> None:
     """The last evaluation ends the run in any case, and the first one is the best so far."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with recorded_warnings() as caught:
         configure(flags)
     texts = [str(each.message) for each in caught]
     warned = [text for text in texts if "--early-stopping" in text]

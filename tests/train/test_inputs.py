@@ -51,6 +51,7 @@ from slurmft.train.login.sources import (
     warn_of_near_folders,
 )
 from tests.conftest import assert_two_lines, slurmft
+from tests.support import recorded_warnings
 from tests.support.models import write_model, write_pairs, write_splits
 
 TICKETS = "text,label\nlost,delivery\nlate,delivery\ncharged,billing\ntwice,billing\n"
@@ -89,8 +90,7 @@ def check(data: Path, processes: int = 1, **given: Any) -> tuple[list[str], list
     """What the files have, in words; and the warnings."""
     given = {"task": "text-classification", "batch_size": 1} | given
     train = localize(TrainConfig.resolve(data=str(data), **given))
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
+    with recorded_warnings() as found:
         # Of what another test has left open, whenever it is collected.
         warnings.simplefilter("ignore", ResourceWarning)
         read = inputs.check(train, processes)
@@ -385,8 +385,7 @@ def test_wrong_files(
     if name == "duplicates":
         (data / "validation.csv").write_text(csv_of(ROWS[:20]))
     words = ["submit", "--task", "text-classification", "--data", str(data)]
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
+    with recorded_warnings() as found:
         code = console([*words, "--cluster", "local", "--dry-run"])
     told = capsys.readouterr().err.splitlines() or [str(w.message) for w in found]
     if code:
@@ -538,8 +537,7 @@ def test_name_of_the_hub_that_is_almost_a_folder(
         ("nyu-mll/glue", ""),
     ):
         train = TrainConfig.resolve(task="text-classification", data=name)
-        with warnings.catch_warnings(record=True) as found:
-            warnings.simplefilter("always")
+        with recorded_warnings() as found:
             warn_of_near_folders(train)
         assert "".join(str(each.message) for each in found).endswith(near)
         assert bool(found) == bool(near)
@@ -1177,8 +1175,7 @@ def test_weights_of_rows_that_nothing_reads_are_told(
     (tmp_path / "validation.jsonl").write_text(lines)
 
     def remarks(**flags: str) -> list[str]:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with recorded_warnings() as caught:
             configure({"data": str(tmp_path), "model": "a/model", **flags})
         texts = [str(each.message) for each in caught]
         return [text for text in texts if "nothing reads" in text]
@@ -1227,8 +1224,7 @@ def test_columns_that_belong_to_what_is_read_are_told(
         lines += json.dumps(row | {column: values[number % len(values)]}) + "\n"
     for split in ("train", "validation"):
         (tmp_path / f"{split}.jsonl").write_text(lines)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with recorded_warnings() as caught:
         configure(
             {"task": task, "preset": preset, "data": str(tmp_path), "model": "a/model"}
         )
@@ -1247,8 +1243,7 @@ def test_max_steps_beyond_the_epochs_is_told(
     for split in ("train", "validation"):
         (tmp_path / f"{split}.csv").write_text(f"text,label\n{rows}")
     flags = {"task": "text-classification", "data": str(tmp_path), "model": "a/model"}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with recorded_warnings() as caught:
         configure({**flags, "epochs": 2, "batch_size": 20, "max_steps": most})
     texts = " ".join(str(each.message) for each in caught)
     remark = f"--max-steps {most} has no effect: the run ends after --epochs 2, which are 4 step(s)"
