@@ -555,16 +555,16 @@ class _NumberOrRange(argparse.Action):
     def _check_range(self, least: int, most: int) -> None:
         """Raises UsageError where the first number is not the smaller one, or is 0."""
         flag = self.option_strings[0]
-        fewer, more = sorted((least, most))
         if least >= most:
             problem = f"{flag} {least}-{most} is no range from fewer to more"
         elif least == 0:
             problem = f"{flag} {least}-{most}: a range begins with 1 or more"
         else:
             return
-        cure = f"{flag} {max(1, fewer)}-{more}"
-        if more <= max(1, fewer):
-            cure = f"{flag} {max(1, more)}"
+        fewer, more = sorted((max(1, least), max(1, most)))
+        cure = f"{flag} {fewer}-{more}"
+        if fewer == more:
+            cure = f"{flag} {more}"
         raise UsageError(problem, f"did you mean {cure}?")
 
 

@@ -17,6 +17,7 @@ import pytest
 from slurmft.cluster.job_state import NO_ACCOUNTING, NO_ANSWER, Report
 from slurmft.cluster.slurm import commands
 from slurmft.core.errors import Exit, SlurmftError, UsageError
+from slurmft.core.files import read_json, write_json
 from slurmft.runs.rundir import RunDir
 
 NO_SUCH_JOB = "slurm_load_jobs error: Invalid job id specified"
@@ -918,3 +919,11 @@ def test_words_that_are_left_with_a_job(slurm: Callable[..., Slurm]) -> None:
 def test_how_long_a_job_has(text: str, left_s: int | None) -> None:
     now = datetime.datetime(2026, 11, 27, 14)
     assert commands.parse_time_left(text, now) == left_s
+
+
+@pytest.mark.processes
+def test_what_slurm_prints_may_be_any_bytes_and_can_be_recorded(tmp_path: Path) -> None:
+    command = ["printf", r"down: a\377b"]
+    done = commands._run(command, 30, "", os.environ)
+    write_json(tmp_path / "state.json", {"reason": done.stdout})
+    assert read_json(tmp_path / "state.json") == {"reason": r"down: a\xffb"}

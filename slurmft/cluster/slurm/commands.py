@@ -828,7 +828,8 @@ def _run(
             command,
             capture_output=True,
             text=True,
-            errors="surrogateescape",  # names of jobs, of anybody's, need not be UTF-8
+            # Names of jobs, of anybody's, need not be UTF-8, and what is read here is recorded.
+            errors="backslashreplace",
             timeout=timeout_s,
             env=environment,
             check=False,
